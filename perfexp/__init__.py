@@ -1,4 +1,7 @@
-"""perfexp: how fast a deep-learning model trains and infers, at what cost, and how sure that is."""
+"""perfexp: how fast a deep-learning model trains and infers, at what cost, and how sure that is.
+
+The names in `__all__` are the Python interface. They are imported on first use.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -19,7 +22,7 @@ __all__ = [
 if TYPE_CHECKING:
     from perfexp.api import compose, load, measure
     from perfexp.convolution.applying import apply
-    from perfexp.measuring.plan_gain import gain
+    from perfexp.measuring.baselines import gain
     from perfexp.records.metrics import metric
     from perfexp.run.callable_judge import compare_callables
 
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "apply": "perfexp.convolution.applying",
     "compare_callables": "perfexp.run.callable_judge",
-    "gain": "perfexp.measuring.plan_gain",
+    "gain": "perfexp.measuring.baselines",
     "compose": "perfexp.api",
     "load": "perfexp.api",
     "measure": "perfexp.api",
@@ -36,7 +39,7 @@ _MODULES = {
 
 
 def __dir__() -> list[str]:
-    """Return the names of the interface besides those that are imported already."""
+    """Return the names of the interface, for completion, and those that are imported already."""
     return sorted({*globals(), *__all__})
 
 

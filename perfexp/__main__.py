@@ -1,6 +1,8 @@
-"""`python -m perfexp` and the console script.
+"""Entry point: `python -m perfexp` and the console script `perfexp`.
 
-A command name goes to commands/, anything else to main.
+The first word decides: a command's name, such as `list`, goes to `perfexp.commands`; help and
+completion are answered here; anything else is a measurement and goes to `perfexp.main`. Each path
+imports only what it needs, since imports delay every command.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ except ModuleNotFoundError as error:
 
 
 def main() -> int:
-    """Dispatch the command line of this process and return its exit code."""
+    """Run the command line of this process and return its exit code."""
     streams.install()
     try:
         return dispatch(sys.argv[1:])
@@ -38,6 +40,9 @@ def dispatch(arguments: list[str]) -> int:
     """Run a command line and return its exit code.
 
     Help and version need neither Hydra nor Typer.
+
+    Args:
+        arguments: words after the program's name.
     """
     try:
         if arguments[:1] == ["help"] and arguments[1:2] and arguments[1] in COMMANDS:

@@ -1,4 +1,8 @@
-"""The Python interface: compose a plan, measure a model, and load results as tables."""
+"""The Python interface: compose a plan, measure a model, and load results as tables.
+
+It does what the command line does, by the same functions, and returns objects. Users call it as
+`perfexp.measure`, `perfexp.compose` and `perfexp.load`.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 #: `_target_` for a model object that only this process has.
 _LIVE = "perfexp.models.module.LiveModule"
 
+# `records` may not import `report`, which can print a record
 Record.text = staticmethod(
     lambda record: "\n".join(lines_of(lambda console: console.results(Analysis.of(record))))
 )
@@ -140,10 +145,15 @@ def load(*places: str | os.PathLike[str], what: str = "points") -> pd.DataFrame:
 
 
 def _assignment(words: list[str], models: Mapping[str, Any] | None = None) -> Assignment:
-    """Compose a run.
+    """Compose a run and choose its folder.
 
     Args:
+        words: overrides.
         models: model options added to conf/ for this run, by name.
+
+    Raises:
+        UserError: the configuration is wrong, the folder holds another plan, or this machine cannot
+            measure it.
     """
     plain = composition.compose(words, models or {})
     plan = config.typed(plain)
@@ -157,14 +167,26 @@ def _assignment(words: list[str], models: Mapping[str, Any] | None = None) -> As
 def _measured_here(
     model: Callable[..., Any], inputs: Any, texts: list[str], console: Console
 ) -> Record:
+    """Measure a model object in this process, and return its record.
+
+    Args:
+        model: torch module, module class, or function.
+        inputs: inputs of the model; None for images.
+        texts: overrides.
+
+    Raises:
+        UserError: the folder has the results of another object, or an override is wrong.
+    """
     from perfexp.worker.in_process import measure_points  # with torch
 
     name = _free_name(getattr(model, "__name__", type(model).__name__))
-    given = {text.partition("=")[0] for text in texts}
-    usual = ["processes=1", "cold_start=false"]
-    usual += [] if inputs is None else [f"batch_size={_batch_of(inputs)}"]
-    once = [text for text in usual if text.partition("=")[0] not in given]
-    words = [f"model={name}", *once, *texts]
+    # an object exists in this process only, so other processes cannot repeat the measurement
+    defaults = ["processes=1", "cold_start=false"]
+    if inputs is not None:
+        defaults.append(f"batch_size={_batch_of(inputs)}")
+    typed = {text.partition("=")[0] for text in texts}
+    defaults = [text for text in defaults if text.partition("=")[0] not in typed]
+    words = [f"model={name}", *defaults, *texts]
     assignment = _assignment(words, {name: {"_target_": _LIVE}})
     module = getattr(model, "__module__", type(model).__module__)
     assignment.plain["sources"] = sources.hashes([str(module)])
@@ -178,21 +200,27 @@ def _measured_here(
 
 
 def _batch_of(inputs: Any) -> int:
-    """Return the length of the first tensor."""
-    values = inputs.values() if isinstance(inputs, Mapping) else inputs
-    tensors = values if isinstance(inputs, Mapping | tuple | list) else [inputs]
-    lengths = (len(one) for one in tensors if getattr(one, "ndim", 0))
+    """Return the batch size of inputs: the length of their first tensor.
+
+    Raises:
+        UserError: there is no tensor with a batch.
+    """
+    tensors = inputs if isinstance(inputs, tuple | list) else [inputs]
+    if isinstance(inputs, Mapping):
+        tensors = list(inputs.values())
+    lengths = (len(tensor) for tensor in tensors if getattr(tensor, "ndim", 0))
     if (length := next(lengths, 0)) == 0:
         raise UserError("inputs: give a tensor, a tuple or a dictionary of tensors with a batch.")
     return length
 
 
 def _texts(overrides: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return keyword arguments as overrides; two underscores are a dot."""
     return [f"{prefix}{key.replace('__', '.')}={_text(value)}" for key, value in overrides.items()]
 
 
 def _text(value: Any) -> str:
-    """Return a value in Hydra's grammar."""
+    """Return a Python value in Hydra's grammar, for example `[1,8]` or `null`."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(_text, value))}]"
     if isinstance(value, Mapping):
@@ -215,7 +243,7 @@ def _free_name(name: str) -> str:
 
 @contextmanager
 def _importable(module: str) -> Iterator[None]:
-    """Let workers import a module from where this process finds it.
+    """Let workers import a module from where this process finds it, while entered.
 
     Raises:
         UserError: another process could not find the module.
@@ -230,11 +258,9 @@ def _importable(module: str) -> Iterator[None]:
             f"module '{module}' not found by another process; write the model into a file on the "
             "path."
         )
-    folder = (
-        Path(spec.origin).parent.parent
-        if spec.submodule_search_locations
-        else Path(spec.origin).parent
-    )
+    folder = Path(spec.origin).parent
+    if spec.submodule_search_locations:  # a package, whose origin is its __init__.py
+        folder = folder.parent
     here = [str(folder)] if str(folder) in sys.path or "" in sys.path else []
     path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
     with patch.dict(os.environ, {"PYTHONPATH": path}):

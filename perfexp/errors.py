@@ -1,4 +1,8 @@
-"""Exceptions with messages for users, and suggestions for misspelled names."""
+"""Exceptions with messages for users, and suggestions for misspelled names.
+
+A `PerfexpError` is anticipated: the command prints its message and exits with its code. A worker
+records an error of a point (`Unsupported`, `OutOfMemory`) and goes on with the next one.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ class UserError(PerfexpError):
 
 
 class DeviceMismatch(UserError):
-    """The configured device differs from the device of this machine."""
+    """The plan asks for another device than this machine has, so the run is refused."""
 
 
 class Unsupported(PerfexpError):
@@ -66,11 +70,14 @@ class OutOfMemory(PerfexpError):
 
 
 class RankLost(PerfexpError):
-    """Another rank in the same run has terminated; the launcher knows the reason."""
+    """Another rank in the same run has ended; the process that started it reports why."""
 
 
 def is_out_of_host_memory(error: BaseException) -> bool:
-    """Return whether an exception or its chain of causes means exhausted host memory."""
+    """Return whether an exception or one of its causes means exhausted host memory.
+
+    The point or the run then fails with a message about memory, without a traceback.
+    """
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MemoryError) or _HOST_MEMORY.search(str(cause)):
@@ -80,7 +87,10 @@ def is_out_of_host_memory(error: BaseException) -> bool:
 
 
 def missing_package(error: BaseException) -> str:
-    """Return the message for a package that is not installed; empty for another error."""
+    """Return the message for a package that is not installed; empty for another error.
+
+    The message replaces a traceback of the failed import.
+    """
     name = ((isinstance(error, ModuleNotFoundError) and error.name) or "").partition(".")[0]
     if not name or name in ("perfexp", "hydra_plugins"):
         return ""
@@ -91,24 +101,25 @@ def nearest(name: str, valid: Iterable[str], count: int = 3) -> list[str]:
     """Return up to `count` valid names that resemble a misspelled name, best match first.
 
     If no whole name is close, compare last dotted parts: `seconds` finds `stopping.max_seconds`.
+    Suggestions for misspelled keys, options and commands come from it.
     """
     choices = sorted(set(valid))
     close = difflib.get_close_matches(name, choices, n=count, cutoff=0.6)
     if not close:
-        tails = {choice.rsplit(".", 1)[-1]: choice for choice in reversed(choices)}
-        close = [
-            tails[tail]
-            for tail in difflib.get_close_matches(name.rsplit(".", 1)[-1], list(tails), n=count)
-        ]
+        by_tail = {choice.rsplit(".", 1)[-1]: choice for choice in reversed(choices)}
+        tails = difflib.get_close_matches(name.rsplit(".", 1)[-1], list(by_tail), n=count)
+        close = [by_tail[tail] for tail in tails]
     return close
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """Return a sentence that suggests the nearest valid names.
 
-    Without a near match, list the valid names if there are at most 40.
+    Without a near match, it lists the valid names if there are at most 40; otherwise it is empty.
     """
     choices = sorted(set(valid))
     if close := nearest(name, choices):
         return f"Did you mean {' or '.join(close)}?"
-    return f"Possible: {', '.join(choices)}." if choices and len(choices) <= 40 else ""
+    if choices and len(choices) <= 40:
+        return f"Possible: {', '.join(choices)}."
+    return ""

@@ -1,4 +1,10 @@
-"""Main: the Hydra application, which composes plans, measures them, and returns an exit code."""
+"""The measuring command: compose plans with Hydra, measure them, and return an exit code.
+
+Hydra calls `_Application` for a run, or for each run of a sweep (`-m`). The application turns the
+configuration into an `Assignment` (plan, folder, name) and has `run.driver` measure it: a single
+run at once, a sweep after all its runs are composed. An *element* is a run of a sweep inside a
+cluster job; a *campaign* is a sweep whose runs a launcher submits as jobs.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +73,7 @@ from perfexp.run.sweep_run import OPTIMUM, SweepRun
 #: Exit code if everything was measured but a tracker did not accept a record.
 _NOT_SENT = 3
 _LAUNCHER = "hydra/launcher"
-#: Larger sweeps take several seconds to compose, so a note is printed.
+#: A sweep with more runs takes several seconds to compose, so a note is printed.
 _MANY = 20
 
 
@@ -91,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             application.interrupted()
         finally:
             application.close()
+    # a failed measurement (1, 2) counts more than an undelivered record (3)
     codes = set(application.exit_codes)
     code = max(codes - {_NOT_SENT}, default=0) or max(codes, default=0)
     if application.element is None:
@@ -99,6 +106,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(application: _Application, arguments: list[str]) -> None:
+    """Read perfexp's own flags, then let Hydra call the application for each run.
+
+    Errors become messages and exit codes of the application.
+    """
     try:
         refuse_deleted_cwd()
         arguments = without_credentials(arguments_of_today(joined_flags(arguments)))
@@ -135,7 +146,18 @@ def _measure(application: _Application, arguments: list[str]) -> None:
 
 
 class _Application:
-    """The function that Hydra calls for each job; a failing job never ends the sweep."""
+    """The function that Hydra calls for each run; a failing run never ends the sweep.
+
+    Attributes:
+        arguments: the command line after the flags that concern perfexp alone.
+        most_jobs: limit on the runs of a sweep.
+        is_dry: whether to print the points without measuring (`--dry-run`).
+        resumes: whether `resume=DIR` was typed.
+        overwrites: whether to replace the results in a folder (`--overwrite`).
+        element: the sweep's run that this cluster job measures; None outside.
+        exit_codes: exit codes of all runs so far.
+        sweep_run: the sweep; None for a single run.
+    """
 
     def __init__(self) -> None:
         self.arguments: list[str] = []
@@ -145,14 +167,18 @@ class _Application:
         ) = False
         self.element: Element | None = None
         self._campaign: Campaign | None = None
+        #: Whether submitted jobs go on without this process.
         self._is_left = False
+        #: Folders that runs of this command use.
         self._taken: set[Path] = set()
+        #: Runs that are composed and not yet measured.
         self._waiting: list[Assignment] = []
         self.exit_codes: list[int] = []
         self.sweep_run: SweepRun | None = None
         self._out: TextIO | None = None
         self._results: list[dict[str, Any]] | None = None
         self.console = Console()  # until a plan sets `quiet`
+        #: Folder of the latest run, for the message after an interrupt.
         self._folder: Path | None = None
         self._shown: list[PerfexpError] = []
 
@@ -162,13 +188,14 @@ class _Application:
         self.console = Console(out=self._out)
 
     def failed(self, error: PerfexpError) -> None:
+        """Print an error and remember its exit code; each error counts once."""
         if error not in self._shown:  # an optimizing sweeper raises the error again
             self._shown.append(error)
             self.console.error(str(error))
             self.exit_codes.append(error.exit_code)
 
     def begin_sweep(self, settings: HydraConf) -> None:
-        """Choose the launcher that measures the runs.
+        """Choose the launcher that measures the runs; called before Hydra composes the first one.
 
         Raises:
             UserError: the launcher cannot measure these runs, or there are too many runs.
@@ -193,7 +220,7 @@ class _Application:
             self.sweep_run.add(file)
 
     def interrupted(self) -> None:
-        """Report the first interrupt and remember its exit code."""
+        """Print the first interrupt, with the command to continue, and remember its exit code."""
         with suppress(KeyboardInterrupt), interrupts.held():  # another interrupt adds nothing
             if 130 not in self.exit_codes:
                 self.exit_codes.append(130)
@@ -207,9 +234,10 @@ class _Application:
                 self.console.error(text)
 
     def close(self) -> None:
-        """Print JSON results and finish the sweep.
+        """Print JSON results and finish the sweep, at the end of the command.
 
-        An interrupt cuts this short. While jobs are still queued, the sweep is only unlocked.
+        An interrupt cuts this short. While submitted jobs are still queued, the sweep is only
+        unlocked.
         """
         if self.is_dry:
             return
@@ -231,7 +259,7 @@ class _Application:
             self.failed(as_perfexp_error(error))
 
     def __call__(self, composed: DictConfig) -> float | list[float] | None:
-        """Measure a composed configuration.
+        """Measure a composed configuration; Hydra calls this for each run.
 
         Exceptions stay inside, because Hydra would print a traceback. Under an optimizing sweeper,
         such as Optuna, return the run's figures and raise its failure: such a sweeper accepts
@@ -249,47 +277,25 @@ class _Application:
         raise outcome or PerfexpError("The sweep was refused.")
 
     def _take(self, composed: DictConfig) -> Record | PerfexpError | None:
+        """Prepare a composed run, and measure it or keep it for later.
+
+        Returns:
+            The record, or the reason why the run was refused or failed. None if the run waits for
+            `measure_composed`, or if the sweep is refused as a whole.
+        """
         if self._is_refused:
             return None
         settings = HydraConfig.get()
         if settings.mode != RunMode.MULTIRUN:
             campaign_of(settings.runtime.choices[_LAUNCHER], settings.launcher, is_sweep=False)
-        command = [f"--config-dir={folder}" for folder in flag_values(self.arguments, *CONFIG_DIR)]
-        command += _overrides(settings)
         self.console = Console(quiet=composed.quiet, verbose=self.is_verbose, out=self._out)
         try:
-            if settings.mode == RunMode.MULTIRUN:
-                self._join(composed)
-            plain = config.plan_of(composed, settings.runtime.choices, command)
-            assignment = self._assignment(plain)
-            if not self.overwrites:
-                refuse_other_plan(RunPaths(assignment.folder), plain)  # before building anything
-            if self.resumes and self.sweep_run is not None:
-                self.sweep_run.refuse_other_runs(assignment.folder)
-            self._folder = assignment.folder
-            validation.check(assignment.plan)
-            is_here = self._campaign is None or not self._campaign.outlives
-            if is_here and not is_finished(RunPaths(assignment.folder), assignment.plan):
-                prerequisites.check_here(assignment.plan)
-            is_new = (
-                self._campaign is None
-                and not self.is_dry
-                and not RunPaths(assignment.folder).points.exists()
-            )
-            if is_new and (imports := config.imports(plain)) is not None:
-                fork_server.prepare(imports)
-            if self._campaign is not None:
-                self._campaign.add(assignment, config.cluster_of(composed), command)
-            elif assignment.plan.nodes > 1:
-                scheduler.require_nodes(assignment.plan.nodes)
-            if self.sweep_run is not None:
-                self.sweep_run.accept(assignment)
+            assignment = self._prepare(composed, settings)
         except Exception as error:
             refusal = as_perfexp_error(error)
             self.failed(refusal)
-            if (
-                isinstance(refusal, OtherCode) and self.sweep_run is not None
-            ):  # no table may mix old and new code
+            # no table may mix old and new code
+            if isinstance(refusal, OtherCode) and self.sweep_run is not None:
                 self._is_refused = True
                 self.sweep_run.unlock()
                 self.sweep_run = None
@@ -302,17 +308,51 @@ class _Application:
             return None
         return self._measure(assignment)
 
+    def _prepare(self, composed: DictConfig, settings: HydraConf) -> Assignment:
+        """Return the assignment for a composed configuration, after all checks.
+
+        The fork server begins to import what the run's worker needs.
+
+        Raises:
+            PerfexpError: the run cannot be measured.
+        """
+        command = [f"--config-dir={folder}" for folder in flag_values(self.arguments, *CONFIG_DIR)]
+        command += _overrides(settings)
+        if settings.mode == RunMode.MULTIRUN:
+            self._join(composed)
+        plain = config.plan_of(composed, settings.runtime.choices, command)
+        assignment = self._assignment(plain)
+        plan, paths = assignment.plan, RunPaths(assignment.folder)
+        if not self.overwrites:
+            refuse_other_plan(paths, plain)  # before building anything
+        if self.resumes and self.sweep_run is not None:
+            self.sweep_run.refuse_other_runs(assignment.folder)
+        self._folder = assignment.folder
+        validation.check(plan)
+        is_here = self._campaign is None or not self._campaign.outlives
+        if is_here and not is_finished(paths, plan):
+            prerequisites.check_here(plan)
+        is_new = self._campaign is None and not self.is_dry and not paths.points.exists()
+        if is_new and (imports := config.imports(plain)) is not None:
+            fork_server.prepare(imports)
+        if self._campaign is not None:
+            self._campaign.add(assignment, config.cluster_of(composed), command)
+        elif plan.nodes > 1:
+            scheduler.require_nodes(plan.nodes)
+        if self.sweep_run is not None:
+            self.sweep_run.accept(assignment)
+        return assignment
+
     def _measure(self, assignment: Assignment) -> Record | PerfexpError:
+        """Measure a run and return its outcome, a record or a failure, after it is entered."""
         outcome: Record | PerfexpError
         try:
             outcome = driver.run(assignment, self.console)
         except Exception as error:
             outcome = as_perfexp_error(error, RunPaths(assignment.folder).log)
         except KeyboardInterrupt:
-            with (
-                suppress(UserError),
-                interrupts.held(),
-            ):  # no record after an early interrupt
+            # an early interrupt leaves no record, which is a UserError
+            with suppress(UserError), interrupts.held():
                 self._enter(assignment, Record.load(assignment.folder))
             raise
         self._ended(assignment, outcome)
@@ -321,7 +361,8 @@ class _Application:
     def measure_composed(self) -> None:
         """Measure the runs of a fully composed sweep, or print the dry run.
 
-        Runs with several processes take turns. The others run one after another.
+        Runs with several processes take turns, process by process. The others run one after
+        another. A campaign's runs are submitted instead.
         """
         waiting, self._waiting = self._waiting, []
         if waiting and self.is_dry:
@@ -330,7 +371,7 @@ class _Application:
         elif waiting and self.sweep_run is not None:
             self.sweep_run.plan(waiting)
             if self._campaign is not None:
-                self._is_left = self._campaign.outlives
+                self._is_left = self._campaign.outlives  # if an interrupt comes now
                 self._is_left = not self._campaign.measure(
                     self.sweep_run, self.console, self._ended
                 )
@@ -345,6 +386,7 @@ class _Application:
                 driver.measure(in_turns, self.console, self._ended)
 
     def _ended(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
+        """Remember the exit code of a run that has ended, and enter its outcome into the sweep."""
         if isinstance(outcome, PerfexpError):
             self.failed(outcome)
         else:
@@ -352,6 +394,14 @@ class _Application:
         self._enter(assignment, outcome)
 
     def _assignment(self, plain: dict[str, Any]) -> Assignment:
+        """Return the assignment for a plan: its folder, its name, and its place in the sweep.
+
+        Args:
+            plain: plan as plain data.
+
+        Raises:
+            UserError: a folder is a link, or the plan has wrong types.
+        """
         plan, sweep_run = config.typed(plain), self.sweep_run
         parts = (plan.model_name, plan.algorithm_name, plan.mode.name)
         if self.element is not None:
@@ -388,9 +438,12 @@ class _Application:
         )
 
     def _free(self, plan: config.Plan, plain: dict[str, Any], folder: Path) -> Path:
-        """Return the run folder.
+        """Return the run's folder.
 
         A run with a stage gets the first numbered folder that no other plan and no other run uses.
+
+        Args:
+            folder: folder without a number.
         """
         if not plan.stage or (plan.output_dir and self.sweep_run is None):
             return folder
@@ -404,13 +457,13 @@ class _Application:
         return free
 
     def _place(self, sweep_run: SweepRun) -> tuple[int, dict[str, str]]:
-        """Return the job number in the sweep and its axis values."""
+        """Return the run's number in the sweep, and its axis values by key."""
         settings = HydraConfig.get()
         values = values_of(_overrides(settings))
         return int(settings.job.num), {axis: values.get(axis, "") for axis in sweep_run.axes}
 
     def _join(self, composed: DictConfig) -> None:
-        """Join this job to its sweep; the first job starts the sweep.
+        """Join this run to its sweep; the first run starts the sweep.
 
         Raises:
             UserError: the sweep cannot start.
@@ -443,6 +496,7 @@ class _Application:
             self._is_refused = False
 
     def _enter(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
+        """Add a run's outcome to the JSON results and to the sweep, as far as there are any."""
         if self._results is not None:
             failure = {"name": assignment.name, "status": "failed", "error": str(outcome)}
             self._results.append(
@@ -455,7 +509,7 @@ class _Application:
 
 
 def _overrides(settings: HydraConf) -> list[str]:
-    """Return a job's overrides as typed.
+    """Return a run's overrides as typed.
 
     Interpolations stay unresolved, because they may hold credentials.
     """
@@ -481,9 +535,12 @@ def _is_basic(settings: HydraConf) -> bool:
 
 
 def _multirun(written: Path) -> bytes:
-    """Return the sweep configuration as YAML.
+    """Return the sweep's configuration as YAML, which is stored with the sweep.
 
     Only Hydra's own sweeper writes the file; otherwise, dump the current configuration.
+
+    Args:
+        written: Hydra's folder of the sweep.
     """
     file = written / "multirun.yaml"
     if file.is_file():
@@ -506,6 +563,13 @@ def _objective(record: Record, direction: Any) -> float | list[float]:
 
 
 def _figure(record: Record, *, is_rate: bool) -> float:
+    """Return the geometric mean of all points' samples/s, or seconds per call.
+
+    An optimizing sweeper minimizes or maximizes it.
+
+    Raises:
+        PerfexpError: a point has no figure, or the run failed.
+    """
     timed = rows(record)
     figures = [row.samples_per_second if is_rate else row.time and row.time.median for row in timed]
     values = [figure.value for figure in figures if figure]
@@ -520,6 +584,9 @@ def _sweep_folder(written: Path, output_dir: str | None, axes: Iterable[str]) ->
     """Return the folder for the sweep's own files.
 
     A configuration file's `hydra.sweep.dir` comes first, then `output_dir`, then the default name.
+
+    Args:
+        written: Hydra's folder of the sweep; a temporary one if no file sets it.
     """
     if not written.name.startswith(SCRATCH):
         return written

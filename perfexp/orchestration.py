@@ -1,4 +1,4 @@
-"""Earlier place of `perfexp.run`, for the Hydra callback in users' experiments."""
+"""Alias of `perfexp.run`: experiments of users name their Hydra callback by this earlier place."""
 
 from perfexp.run import segmentation_table
 

@@ -231,7 +231,7 @@ def by_perfexp(turns: Turns, arguments: argparse.Namespace, folder: Path) -> Non
         [key], device = plan.timed_keys(), procedure.device
         with procedure.step(key) as (step, batches):
             procedure.first_call(step, batches)
-            k = depth.fit(step.call, device)[0] if device.asynchronous else 1
+            k = depth.group_calls(step.call, device)[0] if device.asynchronous else 1
             block = (
                 queue.Loop(step.call, device, k)
                 if device.asynchronous

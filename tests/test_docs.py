@@ -90,7 +90,13 @@ def test_the_readme_is_one_page():
 
 @pytest.mark.parametrize(
     "page",
-    ["README.md", "CONTRIBUTING.md", "SECURITY.md", *(str(p.relative_to(ROOT)) for p in PAGES)],
+    [
+        "README.md",
+        "AGENTS.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        *(str(p.relative_to(ROOT)) for p in PAGES),
+    ],
 )
 def test_relative_links_lead_to_files(page):
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)

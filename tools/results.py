@@ -75,6 +75,7 @@ UNITS = {
     "count": "",
     "ratio": "",
     "relative_l2": "",
+    "gb_per_second": "GB/s",
     "images_per_second": "images/s",
     "samples_per_second": "samples/s",
 }

@@ -3,7 +3,7 @@
     python validation/clock_thread.py
 
 For resnet50 at batch 16 and resnet18 at batch 1, by a pre-filled queue (`device`) and as a CUDA graph (`device/graph`):
-turns of equal work with and without the thread of `perfexp.timing.loaded` alternate in one process, ABBA. Prints the
+turns of equal work with and without the thread of `LoadReader` alternate in one process, ABBA. Prints the
 geometric mean of the ratios with/without of the medians of neighboring turns, with its 95 % interval (Student's t), how
 many readings the thread took, their medians, and how long a reading takes. About 50 s; exit code 1 without a CUDA
 device or NVML.
@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from perfexp.devices import Device
 from perfexp.records.record import Key, Point, Status
 from perfexp.timing import collecting, depth, queue
-from perfexp.timing.loaded import LoadReader
+from perfexp.timing.conditions import LoadReader
 
 MODELS = (("resnet50", 16), ("resnet18", 1))
 #: Pairs of turns per case, and the wall time of a turn, in which the thread reads about twice.
@@ -83,7 +83,7 @@ def compare(call: Call, device: Device) -> dict[str, Any]:
         for name, query in device.load_queries().items()
     }
     reader = LoadReader(queries)
-    k, chunk, *_ = depth.fit(call, device)
+    k, chunk, *_ = depth.group_calls(call, device)
     if not chunk:
         raise RuntimeError("the call does not fit the launch queue")
     chain = queue.Chain(call, device, chunk, k, draining=reader.draining)

@@ -94,7 +94,7 @@ def measure(name: str) -> dict[str, Any]:
     device.start()
     for _ in range(10):
         call()
-    k, chunk, *_ = depth.fit(call, device)
+    k, chunk, *_ = depth.group_calls(call, device)
     clean = queue.Chain(call, device, chunk, k)
     long = queue.Chain(call, device, chunk // RARER, RARER * k) if chunk >= RARER else None
     launches = max(1, count_launches(call, device))

@@ -24,10 +24,10 @@ from functools import partial
 
 import torch
 
-from perfexp.convolution.captured import CaptureError, GraphLaunch
 from perfexp.convolution.convolution_plan import ConvolutionPlan, Shape
 from perfexp.convolution.coverage import Pass
 from perfexp.convolution.cudnn import CODES, UNREPEATABLE, CudnnError, math_of
+from perfexp.convolution.replays import CaptureError, GraphLaunch
 
 ROUNDS, HOST_CALLS, DEVICE_CALLS, LAUNCHES, REPEATS = 9, 25, 40, 500, 10
 #: 10 ms of an H200: longer than the host takes for the calls.

@@ -30,8 +30,8 @@ from perfexp.records import priors
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Record
 from perfexp.records.summary import rows
-from perfexp.statistics.moderated import Component, Repeats
-from perfexp.statistics.prior import LEAST_VARIANCE, Prior
+from perfexp.statistics.moderated import Repeats
+from perfexp.statistics.prior import LEAST_VARIANCE, Component, Prior
 
 CELLS = Path(__file__).with_name("process_medians.json")
 #: Published records, most of them of several runs.

@@ -1,4 +1,7 @@
-"""Completion: candidates for the word at the cursor, and the shell scripts that query them."""
+"""Candidates for the word at the cursor, and the shell scripts that query them.
+
+A shell runs `perfexp --complete WORDS…` at each Tab, so nothing heavy is imported here.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ complete -c perfexp -F -n 'test -z "(__perfexp)"'
 
 
 def script(shell: str) -> str:
-    """Return a shell's script.
+    """Return the completion script for a shell, for `perfexp completion SHELL`.
 
     Raises:
         UserError: there is no script for this shell.
@@ -90,12 +93,24 @@ def script(shell: str) -> str:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """Return candidates for the last word: commands, keys, groups, options, flags and folders."""
+    """Return the words that may complete the last word, sorted.
+
+    They are commands, keys, options of groups, flags and folders.
+
+    Args:
+        words: words after `perfexp`, up to the cursor; the last one may be empty.
+    """
     *before, word = words or [""]
     return sorted({text for text in _candidates(before, word) if text.startswith(word)})
 
 
 def _candidates(before: Sequence[str], word: str) -> Iterable[str]:
+    """Return words that may stand at this place, whatever the word's beginning.
+
+    Args:
+        before: words before the cursor's word.
+        word: word up to the cursor.
+    """
     conf = installation.conf_dir()
     options = options_below([conf, *map(Path, flag_values(before, *CONFIG_DIR))])
     command = before[0] if before else ""

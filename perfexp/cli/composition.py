@@ -1,4 +1,10 @@
-"""Composition: refuse words without effect, compose a command line, and call a function per job."""
+"""Check a command line, and let Hydra compose a configuration from it for each run.
+
+Hydra accepts many words that would have no effect on a measurement, or the wrong one; the
+`refuse_…` functions raise errors for them first. `intended_overrides` translates words from other
+tools, such as `resnet50 --batch-size 8`, for a suggestion. A *job* is Hydra's word for one run of a
+sweep.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from itertools import pairwise
 from pathlib import Path
@@ -23,14 +29,28 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig
 
-from perfexp.cli import meant, own_models
+from perfexp.cli import own_models
+from perfexp.cli.conf_files import config_values, options_below
 from perfexp.cli.usage import COMMANDS
-from perfexp.errors import UserError, did_you_mean
+from perfexp.errors import UserError, did_you_mean, nearest
 from perfexp.host import credentials, installation
 from perfexp.models import torchvision_names
 from perfexp.plan import config, validation
-from perfexp.plan.flags import CONFIG_DIR, MULTIRUN, flag_values, refuse_no_folders
-from perfexp.plan.hydra_errors import FOREIGN_ERRORS, user_error
+from perfexp.plan.flags import (
+    CONFIG_DIR,
+    DRY_RUN,
+    JSON,
+    MAX_JOBS,
+    MULTIRUN,
+    OF_SWEEP,
+    OVERWRITE,
+    PARENT,
+    REQUEUE,
+    VERBOSE,
+    flag_values,
+    refuse_no_folders,
+)
+from perfexp.plan.hydra_errors import FOREIGN_ERRORS, OF_TORCH, user_error
 from perfexp.plan.overrides import alternatives, parsed, refuse_unreadable, without_credentials
 from perfexp.plan.schema import Cluster
 from perfexp.records.old_names import arguments_of_today
@@ -49,9 +69,13 @@ _SWEEPER_PARAMS = "hydra.sweeper.params"
 
 
 def compose(arguments: Sequence[str], models: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Compose the plan for a run's command line as plain data.
+    """Compose the plan for one run's command line, as plain data.
+
+    The Python interface and commands that need a plan call it; `main` composes with its own
+    function.
 
     Args:
+        arguments: overrides as typed.
         models: nodes for models without a file, by option name.
 
     Raises:
@@ -74,7 +98,13 @@ def compose(arguments: Sequence[str], models: Mapping[str, Any] | None = None) -
 
 
 def cluster_of(name: str, config_dir: Path | None = None) -> Cluster:
-    """Return an option in the group `cluster`.
+    """Return a site's settings: an option of the group `cluster`.
+
+    The `perfexp cluster` commands call it.
+
+    Args:
+        name: name of the option.
+        config_dir: further folder with options; None for conf/ alone.
 
     Raises:
         UserError: the option does not exist.
@@ -98,12 +128,18 @@ def call_with_hydra(
     composed: Callable[[], None] = lambda: None,
     ended: Callable[[Path], None] = lambda _: None,
 ) -> None:
-    """Have Hydra call a function with each job's configuration; its result goes to the sweeper.
+    """Have Hydra call a function with each run's configuration; its result goes to the sweeper.
 
     Args:
+        arguments: overrides and Hydra's flags.
+        function: called once for a single run, or for each run of a sweep.
+        models: nodes for models without a file, by option name.
         begun: called with Hydra's settings before the sweeper and the launcher are created.
-        composed: called after the last job of a sweep, before Hydra's callbacks for its end.
+        composed: called after the last run of a sweep, before Hydra's callbacks for its end.
         ended: called with the temporary folder in which Hydra wrote.
+
+    Raises:
+        UserError: the command line is refused.
     """
     for refuse in (
         refuse_unreadable,
@@ -127,17 +163,18 @@ def call_with_hydra(
         create = Plugins.instantiate_sweeper
 
         def sweeper(plugins: Plugins, *, config: DictConfig, **others: Any) -> Sweeper:
+            """Create Hydra's sweeper; call `begun` before it and `composed` after its jobs."""
             begun(config.hydra)
-            made = create(plugins, config=config, **others)
-            call_jobs = made.sweep
+            created = create(plugins, config=config, **others)
+            call_jobs = created.sweep
 
             def sweep(arguments: list[str]) -> Any:
                 result = call_jobs(arguments)
                 composed()
                 return result
 
-            made.sweep = sweep  # type: ignore[method-assign]
-            return made
+            created.sweep = sweep  # type: ignore[method-assign]
+            return created
 
         stack.enter_context(patch.object(Plugins, "instantiate_sweeper", sweeper))
         try:
@@ -156,7 +193,10 @@ def call_with_hydra(
 
 
 def _models_without_file(arguments: Sequence[str]) -> list[str]:
-    """Return names without a file that are set as model, typed or in a --config-dir file."""
+    """Return models from the command line, or from a file of the user, that have no file in conf/.
+
+    They are names of libraries, such as `hf:bert` or a model of torchvision.
+    """
     texts = list(arguments)
     typed = list(map(Path, flag_values(arguments, *CONFIG_DIR)))
     known = set[str]()
@@ -175,7 +215,7 @@ def _models_without_file(arguments: Sequence[str]) -> list[str]:
 def _node(name: str, arguments: Sequence[str]) -> dict[str, Any]:
     """Return the configuration of a model without a file.
 
-    A Hugging Face model has the typed configuration keys.
+    For a Hugging Face model it has the keys below `model.config.` that the user typed.
     """
     node = torchvision_names.node(name)
     if not name.startswith(torchvision_names.HF):
@@ -186,15 +226,15 @@ def _node(name: str, arguments: Sequence[str]) -> dict[str, Any]:
 def _ordered(arguments: Sequence[str]) -> list[str]:
     """Sort flags first: argparse accepts them before or after all overrides, but not between."""
     return sorted(
-        arguments, key=lambda text: text not in meant.SWITCHES and not re.match("--[^=]+=", text)
+        arguments, key=lambda text: text not in SWITCHES and not re.match("--[^=]+=", text)
     )
 
 
 def _prints(arguments: Sequence[str]) -> bool:
-    """Return whether flags make Hydra print something instead of measuring.
+    """Return whether flags make Hydra print something instead of measuring, such as `--cfg`.
 
     Raises:
-        UserError: a flag is wrong.
+        UserError: a flag is wrong, or two exclude one another.
     """
     stderr = io.StringIO()
     try:
@@ -218,7 +258,7 @@ def _prints(arguments: Sequence[str]) -> bool:
 def _masked_stdout() -> Iterator[None]:
     """Delay output until the block ends, and mask its credentials.
 
-    Hydra's errors become UserError.
+    Hydra prints the composition itself, and exits after an error: that becomes a `UserError`.
     """
     stdout, stderr = io.StringIO(), io.StringIO()
     try:
@@ -233,17 +273,23 @@ def _masked_stdout() -> Iterator[None]:
 
 
 def refuse_words(arguments: Sequence[str]) -> None:
-    """Raise UserError for words and flags that are not overrides; suggest the intended command."""
-    is_cut = (one[-1:] == "=" and not re.match("-|.*=", two) for one, two in pairwise(arguments))
-    if any(is_cut) or any(word[:1] == "=" for word in arguments):
+    """Raise `UserError` for words and flags that are not overrides.
+
+    The message suggests the intended command.
+    """
+    ends_in_equals = (
+        word[-1:] == "=" and not re.match("-|.*=", following)
+        for word, following in pairwise(arguments)
+    )
+    if any(ends_in_equals) or any(word[:1] == "=" for word in arguments):
         joined = re.sub(" ?= ?", "=", shlex.join(arguments))
         raise UserError(f"'=' has spaces around it; leave them out: perfexp {joined}")
-    if (overrides := meant.command(arguments)) and not set(arguments) & set(COMMANDS):
+    if (overrides := intended_overrides(arguments)) and not set(arguments) & set(COMMANDS):
         meaning = f"Did you mean: perfexp {shlex.join(overrides)}"
         raise UserError(f"settings are KEY=VALUE, with the names of perfexp. {meaning}")
     for before, word in pairwise(["", *arguments]):
-        of_flag = before.startswith("-") and "=" not in before and before not in MULTIRUN
-        if not of_flag and "=" not in word and word[:1] not in ("-", "~", ""):
+        is_flag_value = before.startswith("-") and "=" not in before and before not in MULTIRUN
+        if not is_flag_value and "=" not in word and word[:1] not in ("-", "~", ""):
             if word in COMMANDS:
                 raise UserError(f"'{word}' is a command, and comes first: perfexp {word} …")
             raise UserError(
@@ -252,7 +298,10 @@ def refuse_words(arguments: Sequence[str]) -> None:
 
 
 def refuse_no_names(arguments: Sequence[str]) -> None:
-    """Raise UserError if a group is set to a number, null or a mapping: Hydra crashes then."""
+    """Raise `UserError` if a group is set to a number, null or a mapping: Hydra crashes then.
+
+    `call_with_hydra` calls it first.
+    """
     for override in parsed(arguments):
         names: list[Any] = []
         for value in alternatives(override):
@@ -265,12 +314,15 @@ def refuse_no_names(arguments: Sequence[str]) -> None:
 
 
 def is_of_hydra(argument: str) -> bool:
-    """Return whether an override sets something in Hydra itself."""
+    """Return whether an override sets something in Hydra itself, such as `hydra/launcher=slurm`."""
     return re.match(r"~hydra\b|\+*hydra\b[^=]*=", argument) is not None
 
 
 def refuse_hydra_settings(arguments: Sequence[str]) -> None:
-    """Raise UserError for Hydra settings with no effect, or a wrong effect, on a measurement."""
+    """Raise `UserError` for Hydra settings with no effect, or a wrong effect, on a measurement.
+
+    `call_with_hydra` calls it first.
+    """
     for text in filter(is_of_hydra, arguments):
         key = text.lstrip("+~").partition("=")[0]
         if key.startswith(_SWEEPER_PARAMS):
@@ -283,9 +335,9 @@ def refuse_hydra_settings(arguments: Sequence[str]) -> None:
 
 
 def refuse_targets(arguments: Sequence[str]) -> None:
-    """Raise UserError for code chosen on the command line; only files choose code.
+    """Raise `UserError` for code chosen on the command line: only files choose code.
 
-    Nothing is unpickled.
+    This includes a Hydra flag that reads a pickle, which can run code.
     """
     for argument in arguments:
         if argument.startswith("--experimental-rerun"):
@@ -297,3 +349,91 @@ def refuse_targets(arguments: Sequence[str]) -> None:
                 f"'{argument}': a _target_ is honored in configuration files only; "
                 "see --config-dir."
             )
+
+
+#: Flags of perfexp and Hydra without a value, and with one.
+SWITCHES, _VALUED_FLAGS = (
+    {*VERBOSE, DRY_RUN, OVERWRITE, JSON, REQUEUE},
+    {MAX_JOBS, OF_SWEEP, PARENT},
+)
+for _action in get_args_parser()._actions:
+    (SWITCHES if _action.nargs == 0 else _VALUED_FLAGS).update(_action.option_strings)
+#: Keys, each with its names in other tools.
+_ALIASES = {
+    "batch_size": "batch b bs",
+    "input_size": "size image_size img_size resolution",
+    "gpu": "device",
+    "precision": "dtype",
+    "model": "arch net",
+    "output_dir": "output out o",
+}
+_KEY_OF_ALIAS = {alias: key for key, aliases in _ALIASES.items() for alias in aliases.split()}
+#: Options by the names that torch gives them, if there is one for each.
+_VALUE_OF_ALIAS = {"cuda": "auto", "gpu": "auto"}
+_VALUE_OF_ALIAS |= {name: same for name, (same, *others) in OF_TORCH.items() if not others}
+
+
+def intended_overrides(arguments: Sequence[str]) -> list[str] | None:
+    """Return a command line in which each word and flag has become an override.
+
+    None if the meaning of a word is unclear, or if nothing changes.
+    """
+    conf = installation.conf_dir()
+    options = options_below([conf, *map(Path, flag_values(arguments, *CONFIG_DIR))])
+    keys = {*options, *config_values(conf)}
+    words = iter(arguments)
+    translated: list[str] = []
+    is_clear = True
+    for word in words:
+        if word in _VALUED_FLAGS:
+            translated += [word, next(words, "")]
+            continue
+        if word.startswith("-") and "=" not in word and word not in SWITCHES:
+            word = f"{word}={next(words, '')}"
+        override = _intended_override(word, options, keys)
+        is_clear &= override is not None
+        translated.append(override or "")
+    if is_clear and translated != list(arguments):
+        return translated
+    return None
+
+
+def _intended_override(
+    word: str, options: Mapping[str, Collection[str]], keys: Collection[str]
+) -> str | None:
+    """Return a word as perfexp accepts it; None if its meaning is unclear.
+
+    Args:
+        options: options by group.
+        keys: names of groups and keys.
+    """
+    name, equals, value = word.partition("=")
+    if name in SWITCHES | _VALUED_FLAGS or word.startswith("~"):
+        return word
+    if not equals:
+        return _option_override(word, options)
+    group, dot, rest = name.lstrip("-").replace("-", "_").partition(".")
+    if not word.startswith("-") and (group in keys or group not in _KEY_OF_ALIAS):
+        return word
+    exact = _KEY_OF_ALIAS.get(group, group)
+    key = exact if exact in keys else next(iter(nearest(group, keys, 1)), None)
+    if not key:
+        return None
+    return f"{key}{dot}{rest}={_VALUE_OF_ALIAS.get(value.lower(), value)}"
+
+
+def _option_override(word: str, options: Mapping[str, Collection[str]]) -> str | None:
+    """Return the override for a word that is an option's name, such as `model=resnet50`.
+
+    The word may be several names with commas between them, or resemble a model's name. None if
+    several groups have such an option, or none has.
+    """
+    names = word.split(",")
+    groups = [group for group, known in options.items() if set(names) <= set(known)]
+    if len(groups) == 1:
+        return f"{groups[0]}={word}"
+    models = [*options["model"], *torchvision_names.names()]
+    similar = [nearest(name, models, 1) for name in names]
+    if groups or nearest(word, COMMANDS) or not all(similar):
+        return None
+    return f"model={','.join(name for [name] in similar)}"

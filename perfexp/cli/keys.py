@@ -1,4 +1,7 @@
-"""Configuration keys with type, default, meaning and options, for help and reference."""
+"""Configuration keys with type, default, meaning and options, for help and reference.
+
+They come from the schemas in `plan`, defaults in conf/, and `key_descriptions.yaml`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ class ConfigKey(NamedTuple):
     """A configuration key as users type it.
 
     Attributes:
+        name: dotted name, for example `probes.layers`.
+        kind: type.
         default: default as users type it; empty for a section.
+        meaning: description.
         options: group options that have the key; empty for all.
     """
 
@@ -34,7 +40,16 @@ class ConfigKey(NamedTuple):
 
 
 def keys(conf: Path) -> dict[str, list[ConfigKey]]:
-    """Return the keys in each schema; raise KeyError for a key without a description."""
+    """Return the keys in each schema, such as `plan` or `model/timm`.
+
+    The reference page and `perfexp help` show them.
+
+    Args:
+        conf: folder with the configuration groups.
+
+    Raises:
+        KeyError: a key has no description.
+    """
     meanings = descriptions()
     found: dict[str, list[ConfigKey]] = {}
     for name, (prefix, node) in schemas().items():
@@ -52,16 +67,19 @@ def keys(conf: Path) -> dict[str, list[ConfigKey]]:
 
 
 def schemas() -> dict[str, tuple[str, type]]:
-    """Return the key prefix and class for each schema, for example `gpu` or `model/timm`."""
-    found: dict[str, tuple[str, type]] = {"plan": ("", plan_fields.PlanSchema)}
+    """Return the key prefix and the class of each schema, for example `gpu` or `model/timm`."""
+    classes: dict[str, tuple[str, type]] = {"plan": ("", plan_fields.PlanSchema)}
     for name, node in schema.settings().items():
-        # a mode has the settings of its phases
-        found[name] = f"{name.replace('mode/', 'mode.').partition('/')[0]}.", node
-    return found
+        # mode/train has the prefix mode.train, but model/timm has model
+        classes[name] = f"{name.replace('mode/', 'mode.').partition('/')[0]}.", node
+    return classes
 
 
 def _values(conf: Path) -> dict[str, Any]:
-    """Return config.yaml values, each group's default option, and the default optimizer."""
+    """Return the values in config.yaml by key, with default options and optimizer.
+
+    Each group's default option is the value of the group's name.
+    """
     content = yaml.safe_load((conf / "config.yaml").read_text(encoding="utf-8"))
     chosen: dict[str, str] = {}
     for entry in content["defaults"]:
@@ -73,9 +91,10 @@ def _values(conf: Path) -> dict[str, Any]:
 
 
 def lines(conf: Path) -> dict[str, list[str]]:
-    """Return the lines for each key, with default, meaning and options.
+    """Return help lines by key, with default, meaning and options.
 
-    A key has several lines if options differ.
+    A key has several lines if options differ in its default or meaning. `perfexp help KEY` and
+    `perfexp help keys` print them.
     """
     options_by_text: dict[tuple[str, str], list[str]] = {}
     for key in chain.from_iterable(keys(conf).values()):
@@ -90,14 +109,19 @@ def lines(conf: Path) -> dict[str, list[str]]:
 
 
 def descriptions() -> dict[str, str]:
-    """Return the meaning of each key."""
+    """Return the meaning of each key, from `key_descriptions.yaml`."""
     text = (files("perfexp.plan") / "key_descriptions.yaml").read_text(encoding="utf-8")
     content: dict[str, str] = yaml.safe_load(text)
     return content
 
 
 def keys_of_schema(node: type, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Yield key, type and default text for each schema field, including nested schemas."""
+    """Yield key, type and default text for each schema field, including nested schemas.
+
+    Args:
+        node: dataclass.
+        prefix: beginning of its keys, with a period at the end.
+    """
     hints = typing.get_type_hints(node)
     for field in dataclasses.fields(node):
         key, kind = f"{prefix}{field.name}", hints[field.name]
@@ -112,7 +136,7 @@ def keys_of_schema(node: type, prefix: str = "") -> Iterator[tuple[str, Any, str
 
 
 def default_text(value: Any) -> str:
-    """Return a default as the documentation shows it."""
+    """Return a default as the documentation shows it, for example `null`, `required` or `true`."""
     match value:
         case None:
             return "null"
@@ -132,11 +156,17 @@ def default_text(value: Any) -> str:
 
 
 def options_of(conf: Path, schema: str) -> list[str]:
-    """Return the group options that have a schema's keys, directly or through another option."""
+    """Return the group options that have a schema's keys, directly or through another option.
+
+    `keys` calls it for schemas in a group, such as `model/timm`.
+
+    Args:
+        schema: name such as `model/timm`.
+    """
     group, _, name = schema.partition("/")
     found: list[str] = []
     files = sorted((conf / group).glob("*.yaml"))
-    for _ in range(2):
+    for _ in range(2):  # an option may be based on one that comes later
         for path in files:
             text = path.read_text(encoding="utf-8")
             bases = [f"/schema/{schema}@", *(f"/{group}/{base}@" for base in found)]

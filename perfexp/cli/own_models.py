@@ -1,4 +1,8 @@
-"""Models that a command line names as `module:Name`."""
+"""The user's own models, which a command line names as `module:Name`.
+
+`model=mine:TinyNet` is the class or function TinyNet in mine.py. Hydra needs an option and keys for
+it, which `nodes` makes from the command line.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ _NAME = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):([A-Za-z_]\w*)")
 
 
 def named(arguments: Sequence[str]) -> dict[str, str]:
-    """Return the modules of own models by name, for example `{"mine:TinyNet": "mine"}`."""
+    """Return the modules of own models in a command line, for example `{"mine:Net": "mine"}`."""
     found = {}
     for text in arguments:
         if key_of(text) != "model":
@@ -29,21 +33,12 @@ def named(arguments: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def find(arguments: Sequence[str]) -> None:
-    """Find the modules of own models. The current folder joins the module path if it has one.
-
-    Raises:
-        UserError: there is no such module.
-    """
-    for module in named(arguments).values():
-        _find(module)
-
-
 def nodes(arguments: Sequence[str]) -> dict[str, Any]:
-    """Return a model option for each `module:Name`.
+    """Return a configuration node for each own model, by its name.
 
     For example, `model=mine:TinyNet model.width=32` gives the option `mine:TinyNet` with a null
-    `width`, which Hydra then sets. Pass only what this user typed, now or when the run began.
+    `width`, which Hydra then sets. Pass only what this user typed, now or when the run began. Hydra
+    gets them as options of the group `model`.
 
     Raises:
         UserError: there is no such module.
@@ -59,23 +54,36 @@ def nodes(arguments: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _find(module: str) -> None:
-    top, here = module.partition(".")[0], Path.cwd()
-    if str(here) not in sys.path and ((here / f"{top}.py").is_file() or (here / top).is_dir()):
-        sys.path.append(str(here))  # last, so that no file here hides an installed module
-    try:
-        is_found = importlib.util.find_spec(top) is not None
-    except (ImportError, ValueError):
-        is_found = False
-    if not is_found:
-        raise UserError(
-            f"model={module}:…: there is no module {top}. Go to the folder with {top}.py, "
-            "or set PYTHONPATH to it."
-        )
+def find(arguments: Sequence[str]) -> None:
+    """Check that the modules of own models exist.
+
+    If a module is in the current folder, Python searches that folder from now on. `main` calls it
+    before composing, since Hydra's error would be unclear.
+
+    Raises:
+        UserError: there is no such module.
+    """
+    here = Path.cwd()
+    for module in named(arguments).values():
+        top = module.partition(".")[0]
+        if str(here) not in sys.path and ((here / f"{top}.py").is_file() or (here / top).is_dir()):
+            sys.path.append(str(here))  # last, so that no file here hides an installed module
+        try:
+            is_found = importlib.util.find_spec(top) is not None
+        except (ImportError, ValueError):
+            is_found = False
+        if not is_found:
+            raise UserError(
+                f"model={module}:…: there is no module {top}. Go to the folder with {top}.py, "
+                "or set PYTHONPATH to it."
+            )
 
 
 def settings(arguments: Sequence[str], prefix: str = "model.") -> dict[str, Any]:
-    """Return the keys below a prefix, as nested mappings with null values."""
+    """Return the typed keys below a prefix, as nested mappings with null values.
+
+    Keys with `+` or `~` are left out: Hydra adds or removes those itself.
+    """
     found: dict[str, Any] = {}
     for text in arguments:
         if not (key := key_of(text)).startswith(prefix) or text[0] in "+~":

@@ -1,6 +1,7 @@
-"""Resume: replace `resume=DIR` by the command with which this user began DIR.
+"""Replace `resume=DIR` by the command with which this user began DIR.
 
-Anybody else's command is shown, to be typed.
+A folder may come from somebody else, and a command can run code. So only a command that this user
+began, as the signature shows, is run; any other is shown, to be typed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Begun(NamedTuple):
 
     Attributes:
         command: overrides and flags, as stored in the folder.
-        place: the current folder at that time; None where this user did not begin it.
+        place: the current folder at that time; None if this user did not begin it.
         plan: plan of the run, or of one of the sweep's; empty if there is none.
         sweep: identity of the sweep; None for a run alone.
     """
@@ -55,9 +56,14 @@ class Begun(NamedTuple):
     sweep: str | None = None
 
     def overrides(self, typed: Collection[str], is_wanted: Callable[[str], bool]) -> list[str]:
-        """Return the wanted words of the command by today's names, except keys that are typed.
+        """Return the words of the command under today's names.
 
-        For a command to type that names no precision, the plan's is added: the default has changed.
+        A command that the user has to type, and that names no precision, gets the plan's: the
+        default has changed.
+
+        Args:
+            typed: words that the user has typed now; their keys are left out.
+            is_wanted: returns whether a word is to be repeated.
         """
         words = arguments_of_today(self.command)
         choices = self.plan.get("choices")
@@ -69,10 +75,12 @@ class Begun(NamedTuple):
         return [text for text in words if _key_of(text) not in typed_keys and is_wanted(text)]
 
     def refuse_untyped(self, words: Sequence[str], subject: str, typing: Sequence[str]) -> None:
-        """Raise UserError with the command line to type if it, or its files, may be another user's.
+        """Raise `UserError` with the command line to type, if it may be another user's.
+
+        It also raises if the command names files by a relative path, and this is another folder.
 
         Args:
-            words: those of the stored command that nobody has typed now.
+            words: words of the stored command that nobody has typed now.
             subject: the folder in words.
             typing: the command line to type.
         """
@@ -99,7 +107,10 @@ class Begun(NamedTuple):
 def with_resumed(arguments: Sequence[str]) -> list[str]:
     """Replace `resume=DIR` by the command stored there; overrides typed by the user have priority.
 
-    Raises UserError if nothing can be resumed there, or the user has to type the command.
+    Without `resume=` the arguments stay unchanged.
+
+    Raises:
+        UserError: nothing can be resumed there, or the user has to type the command.
     """
     folders = [text.partition("=")[2] for text in arguments if text.startswith("resume=")]
     if not folders:
@@ -119,15 +130,18 @@ def with_resumed(arguments: Sequence[str]) -> list[str]:
         words.append("hydra.mode=RUN")  # an experiment's file may set a sweep
     words.append(f"output_dir={quoted(str(folder.absolute()))}")
     begun.refuse_untyped(words, f"resume={folder}", [*words, *typed])
-    store = (
-        remembered_store(begun.sweep, folder, typed_keys)
-        if begun.sweep and "tracking=none" not in words
-        else {}
-    )
+    store: Mapping[str, str] = {}
+    if begun.sweep and "tracking=none" not in words:
+        store = remembered_store(begun.sweep, folder, typed_keys)
     return [*words, *(f"{key}={quoted(text)}" for key, text in store.items()), *typed]
 
 
 def _begun(folder: Path) -> Begun:
+    """Return the command that began a run or sweep folder.
+
+    Raises:
+        UserError: the folder has none, or was measured by `perfexp ab`.
+    """
     if not SweepPaths(folder).summary.exists():
         return begun_run(folder)
     sweep = Sweep.load(folder)
@@ -144,7 +158,13 @@ def _begun(folder: Path) -> Begun:
 
 
 def begun_run(folder: Path) -> Begun:
-    """Return the command that began a run's folder; raises UserError if that cannot be read."""
+    """Return the command that began a run's folder.
+
+    `resume=` and `perfexp reproduce` repeat it.
+
+    Raises:
+        UserError: there is no run, or its plan.yaml cannot be read.
+    """
     paths = RunPaths(folder)
     if not paths.plan.exists():
         raise UserError(
@@ -161,21 +181,19 @@ def begun_run(folder: Path) -> Begun:
 
 
 def _plan_of(sweep: Sweep, folder: Path) -> Mapping[str, Any]:
-    """The plan of the first run of a sweep that has one."""
+    """Return the plan of a sweep's first run that has one; empty if no run has."""
     for child in sweep.children:
         with suppress(UserError):
             if record := sweep.record_of(child, folder):
                 return record.plan
-            if (
-                (plan := RunPaths(folder / child.directory).plan)
-                .resolve()
-                .is_relative_to(folder.resolve())
-            ):
+            plan = RunPaths(folder / child.directory).plan
+            if plan.resolve().is_relative_to(folder.resolve()):
                 return plan_file.read(plan)
     return {}
 
 
 def _key_of(word: str) -> str:
+    """Return the key of a word; both spellings of the flag --config-dir have the same key."""
     key = key_of(word)
     if key in CONFIG_DIR:
         return CONFIG_DIR[0]

@@ -1,4 +1,8 @@
-"""Help texts, read from the files in conf/ because Hydra would take a second to compose them."""
+"""Help texts: the overview, and the meaning of each key, code and table term.
+
+They are read from the files in conf/, because Hydra would take a second to compose them. `COMMANDS`
+has the commands, as the overview lists them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from perfexp.cli import terms
 from perfexp.cli.conf_files import comment_of, config_values, options_below
 from perfexp.errors import UserError, did_you_mean
+from perfexp.records.quantities import COVERAGE, named
 
 #: Width of a terminal, in characters.
 _WIDTH = 80
@@ -22,7 +26,7 @@ _OTHER_MODELS = (
     "Its method example_inputs(batch_size) makes inputs other than images; a tuple or a "
     "dictionary holds several inputs of forward."
 )
-#: The overview, with places for the groups and the keys.
+#: The overview, in which `text` inserts the groups and the keys.
 _OVERVIEW = """\
 perfexp measures how fast a deep-learning model trains and infers.
 
@@ -91,19 +95,29 @@ OLD_COMMANDS = {
     "job-output": ("cluster", "logs"),
     "cancel": ("cluster", "cancel"),
 }
-#: Argument of `perfexp help` for all options and keys.
+#: Topic of `perfexp help` for all options and keys.
 _KEYS = "keys"
 #: Start of the further lines of a key, below its meaning.
 _INDENT = " " * 6 + "# "
 
 
 def is_asked_for(arguments: Sequence[str]) -> bool:
-    """Return whether a command line requests help, as an empty command line does."""
+    """Return whether a command line asks for help, as an empty command line does."""
     return not arguments or arguments[0] == "help" or not {"--help", "-h"}.isdisjoint(arguments)
 
 
 def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
-    """Return the requested help: the overview, or all options and keys (`help keys`)."""
+    """Return the requested help: the overview, all options and keys (`help keys`), or a topic.
+
+    `__main__` prints it.
+
+    Args:
+        folders: conf/, and folders with the user's own options.
+        arguments: the command line.
+
+    Raises:
+        UserError: the topic is unknown.
+    """
     options = options_below(folders)
     topic = " ".join(arguments[1:]) if [*arguments[:1]] == ["help"] else ""
     if topic == _KEYS:
@@ -117,7 +131,7 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
 
 
 def _topic(topic: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> str:
-    """Return the meaning of a key, a code or a table term.
+    """Return the meaning of a key, a diagnostic's code, or a table term.
 
     Raises:
         UserError: the topic is something else.
@@ -127,7 +141,7 @@ def _topic(topic: str, options: Mapping[str, Mapping[str, Path]], conf: Path) ->
 
     topic = MERGED.get(topic, topic)
     key_lines = list(_on_key(topic.partition("=")[0], options, conf))
-    if text := terms.meaning(topic):
+    if text := meaning_of(topic):
         return "\n".join(
             [textwrap.fill(f"{topic}: {text}", _WIDTH, subsequent_indent="  "), *key_lines]
         )
@@ -138,10 +152,10 @@ def _topic(topic: str, options: Mapping[str, Mapping[str, Path]], conf: Path) ->
         return "\n".join(textwrap.fill(line, _WIDTH, subsequent_indent="  ") for line in lines)
     if key_lines:
         return "\n".join(key_lines)
-    known = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS, *terms.TERMS, *keys.lines(conf)))
+    suggestion = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS, *TERMS, *keys.lines(conf)))
     parts = (
         f"'{topic}' is not a command, a key, a code or a term.",
-        known,
+        suggestion,
         "perfexp help lists commands, perfexp help keys all keys, "
         "docs/reference/metrics.md the metrics.",
     )
@@ -149,7 +163,10 @@ def _topic(topic: str, options: Mapping[str, Mapping[str, Path]], conf: Path) ->
 
 
 def _on_key(key: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> Iterator[str]:
-    """Yield a group's options, or the keys with a name or in a section, with their meanings."""
+    """Yield a group's options, or the keys with a name or in a section, with their meanings.
+
+    Nothing is yielded for any other word.
+    """
     from perfexp.cli import keys  # the overview does without
 
     if key in options:
@@ -181,6 +198,7 @@ def _details(options: Mapping[str, Mapping[str, Path]], conf: Path) -> Iterator[
 
 
 def _filled(title: str, names: Sequence[str]) -> str:
+    """Return a title and names with commas between them, as lines of the terminal's width."""
     indent = " " * len(title) if title[0] == " " else "  "
     return textwrap.fill(
         title + ", ".join(names), _WIDTH, subsequent_indent=indent, break_on_hyphens=False
@@ -188,4 +206,91 @@ def _filled(title: str, names: Sequence[str]) -> str:
 
 
 def _wrapped(line: str) -> str:
+    """Return a key's line as several lines of the terminal's width."""
     return textwrap.fill(line, _WIDTH, subsequent_indent=_INDENT)
+
+
+_COVERAGE = named(COVERAGE).title
+#: Meanings by term; `docs/explanation/timing.md` and `statistics.md` have the rest.
+TERMS = {
+    "latency": "time that one caller waits, from a call until its result is there",
+    "throughput": "time or samples/s of a pipelined loop, in which no call is waited for; a CPU "
+    "has its latency only",
+    "device": "time that the device works on a call, behind a pre-filled queue; a CPU has none",
+    "device/graph": "time that the device works on a call that is launched as one CUDA graph",
+    "samples/s": "samples per call over the mean time of a pipelined call",
+    "p50": "median: half of the calls take at most this long",
+    "±": "half-width of the 95 % interval: of the calls' median in one process, or of the mean "
+    "over what the line "
+    "below the table names; of such a mean another run lies within 1.4 times ±, in 95 of 100 "
+    "cases; `and "
+    "runs`: most of it is how much runs of such a model differ, which one run does not show",
+    "CI95": "95 % interval, printed as its half-width (±) in percent of the figure, or by both "
+    "ends where these differ "
+    "much in distance",
+    "effective samples": "as many independent samples would be as certain as this series, whose "
+    "neighbours are alike",
+    "standard deviation": "of the processes' medians, in percent of their mean; the largest of "
+    "several points",
+    "processes": "repetition in another process: with processes=3 intervals are of the mean over "
+    "processes",
+    "≈": "estimate: no interval, one whose ends differ by more than a factor of 100, or "
+    "computed, not measured",
+    "cold start": "wall time of a fresh process until its first result",
+    _COVERAGE: "share of the convolutions' FLOPs that ran the requested algorithm, and whether "
+    "it is proven",
+    "tf32": "TensorFloat-32, in which NVIDIA's tensor cores multiply float32 numbers: 10 bits of "
+    "mantissa, not 23; "
+    "perfexp help precision has the options that allow it",
+    "layers": "times of a model's layers (probes.layers=true), measured in a separate process; "
+    "layers.png shows them",
+    "remarks": "codes of the errors, warnings and notes that qualify a figure; perfexp help CODE "
+    "explains one",
+    "last": "perfexp show without a folder shows the run or sweep below outputs that ended last; "
+    "perfexp list runs "
+    "lists all of them, the last one at the end",
+    "proven": "by kernels that were observed: those of the requested algorithm, or code of "
+    "perfexp or torch",
+    "not verified": "cuDNN was handed the algorithm, its kernels were not observed; "
+    "algorithm.verify=true does",
+    "not observed": "torch chose the algorithm of these convolutions, and nothing observed which "
+    "one",
+    "fastest": "algorithm=fastest: for each convolution the fastest of all algorithms and "
+    "torch's own, as measured",
+    "memory": "peak of the timed calls, not of the first ones: tensors on a GPU, resident memory "
+    "on a CPU",
+    "cycles": "device time of a call × clock of the device, computed: another clock changes the "
+    "time only",
+    "loop/host": "time that the host takes to launch a call; longer than device time, and the "
+    "device waits for it",
+    "peak": "highest FLOP/s of the device in this precision by its data sheet; a ceiling is what "
+    "a probe measured",
+    "MFU": "FLOP/s of the pipelined loop, by the model's definition, over the device's peak in "
+    "that precision",
+    "energy": "of a call in the loop: mean power of the meter times the time of a call",
+    "FASTER": "the ratio's interval lies wholly beyond the margin, as for SLOWER, LESS and MORE",
+    "SAME": "the ratio's interval lies wholly within the margin",
+    "UNDECIDED": "the ratio's interval lies neither wholly beyond the margin nor wholly within it",
+    "NOT COMPARABLE": "something else differs that may explain the ratio",
+}
+TERMS["coverage"] = TERMS[_COVERAGE]
+TERMS["?"] = TERMS["UNDECIDED"]
+TERMS["pipelined"] = TERMS["throughput"]
+TERMS["spread"] = TERMS["standard deviation"]
+_PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
+
+
+def meaning_of(term: str) -> str:
+    """Return the meaning of a term or percentile, such as `p95`; empty for anything else.
+
+    `perfexp help TERM` prints it.
+    """
+    known = {name.lower(): text for name, text in TERMS.items()}
+    if text := known.get(term.lower()):
+        return text
+    if percentile := _PERCENTILE.fullmatch(term.lower()):
+        return (
+            f"percentile: {percentile[1]} % of the calls take at most this long; "
+            "of latency, if that was measured"
+        )
+    return ""

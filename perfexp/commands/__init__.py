@@ -42,6 +42,8 @@ def load(name: str) -> None:
 def run(argv: Sequence[str]) -> int:
     """Run a command and return its exit code; print errors on stderr.
 
+    `__main__` calls it if the first word is a command.
+
     Args:
         argv: command name, then its arguments.
     """
@@ -72,6 +74,10 @@ def _explained(error: Any, words: Sequence[str]) -> str:
     """Return the message for a wrong command line.
 
     An option that lacks its value is shown with a placeholder for the value.
+
+    Args:
+        error: Click's error.
+        words: the command line.
     """
     text: str = error.format_message().rstrip(".")
     if "requires an argument" not in text:

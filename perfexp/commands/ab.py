@@ -151,9 +151,9 @@ def ab(
 
 
 def _rule(settings: Settings, metric: str | None) -> list[str]:
-    """Return the decision options that differ from their defaults.
+    """Return the decision options that differ from their defaults, as words of the command.
 
-    They are part of the command stored in the folder.
+    The folder stores them, since a continued run must decide by the same rule.
     """
     usual = Settings()
     words = []
@@ -169,6 +169,7 @@ def _rule(settings: Settings, metric: str | None) -> list[str]:
 
 
 def _measure(run: AbRun, sweep_run: SweepRun, assignments: Sequence[Assignment]) -> int:
+    """Measure both runs, close the folder, and return the exit code."""
     try:
         for assignment in assignments:
             sweep_run.accept(assignment)
@@ -224,7 +225,7 @@ def _arguments(overrides: Sequence[str], own: Sequence[str]) -> list[str]:
 
 
 def _refuse_other_points(plains: Sequence[dict[str, Any]]) -> None:
-    """Raise UserError unless both variants measure the same points.
+    """Raise `UserError` unless both variants measure the same points.
 
     Their precision may differ.
     """
@@ -248,6 +249,11 @@ def _assignments(
     """Return both runs, with at least one process each.
 
     Both get as many processes as the folder's runs already have.
+
+    Args:
+        plains: plans of A and B as plain data.
+        variants: overrides of A and of B.
+        sweep_run: folder of the pair.
     """
     every = []
     for number, (plain, own) in enumerate(zip(plains, variants, strict=True)):

@@ -1,4 +1,4 @@
-"""The Typer application on which commands register, and helpers that several commands share."""
+"""The Typer application on which commands register, and functions that several commands share."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from perfexp.records.grid import Section
 from perfexp.report.console import Console
 from perfexp.report.tables import json_results
 
+#: Files by which commands recognize a run's or a sweep's folder.
 RECORD, SWEEP, PLAN = "record.json", "sweep.json", "plan.yaml"
 #: Training frameworks call mixed precision with a scaled loss fp16 (mmcv) or amp.
 MIXED = {"fp16": "amp_fp16", "amp": "amp_fp16"}
@@ -48,18 +49,22 @@ def _group() -> None:
 
 
 def echo(text: str, *, err: bool = False) -> None:
-    """Print lines without terminal control sequences and credentials.
+    """Print lines without terminal control sequences and without credentials.
 
-    They may contain foreign file names and messages.
+    Texts may contain foreign file names and messages.
     """
     typer.echo("\n".join(map(printable, credentials.mask(text).split("\n"))), err=err)
 
 
 def emit(document: Any, parts: Iterable[Section | str], *, as_json: bool) -> None:
-    """Print command results: the document as JSON, or the parts for readers.
+    """Print a command's results: the document as JSON, or the parts for readers.
+
+    Commands with `--json` end with it.
 
     Args:
+        document: results as JSON values.
         parts: sections and plain lines.
+        as_json: whether the user typed `--json`.
     """
     if as_json:
         echo(json_results.text(document))
@@ -73,7 +78,10 @@ def emit(document: Any, parts: Iterable[Section | str], *, as_json: bool) -> Non
 
 
 def options(group: str, config_dir: Path | None = None) -> list[str]:
-    """Return the option names in a group, sorted."""
+    """Return the option names in a group, sorted.
+
+    Commands check names and list groups with it.
+    """
     named = set(torchvision_names.names()) if group == "model" else set()
     for folder in group_folders(config_dir):
         named |= {file.stem for file in folder.glob(f"{group}/*.yaml")}
@@ -81,7 +89,10 @@ def options(group: str, config_dir: Path | None = None) -> list[str]:
 
 
 def group_folders(config_dir: Path | None) -> list[Path]:
-    """Return the folders with configuration groups, the user's own folder last."""
+    """Return the folders with configuration groups, the user's own folder last.
+
+    Commands that read groups without Hydra search them.
+    """
     if config_dir is not None:
         refuse_no_folders([f"--config-dir={config_dir}"])
     return [installation.conf_dir(), *([config_dir] if config_dir else [])]
@@ -89,6 +100,8 @@ def group_folders(config_dir: Path | None) -> list[Path]:
 
 def oldest(option: str, text: str | None) -> float:
     """Return the earliest time that an age option admits, in seconds since the epoch.
+
+    `clean --older-than` and `list runs --since` use it.
 
     Args:
         option: option name for the error message.
@@ -107,7 +120,9 @@ def oldest(option: str, text: str | None) -> float:
 
 
 def command_line(overrides: Iterable[str], config_dir: Path | None) -> list[str]:
-    """Return run overrides, preceded by the user's folder of groups.
+    """Return the words of a run's command: the user's folder of groups, then overrides.
+
+    Commands that compose a run call it.
 
     Raises:
         UserError: a word is not an override.
@@ -123,8 +138,12 @@ def command_line(overrides: Iterable[str], config_dir: Path | None) -> list[str]
 def one_of(what: str, name: str, valid: Sequence[str]) -> str:
     """Return a name if it is valid.
 
+    Options that name one of a few choices are checked by it.
+
     Args:
         what: noun for the error message, such as `layout`.
+        name: name that the user typed.
+        valid: valid names.
 
     Raises:
         UserError: the name is not valid; the message suggests the nearest names.
@@ -135,7 +154,7 @@ def one_of(what: str, name: str, valid: Sequence[str]) -> str:
 
 
 def refuse_to_overwrite(files: Sequence[Path], remedy: str, *, force: bool) -> None:
-    """Raise UserError if files exist, unless `force` is set."""
+    """Raise `UserError` if files exist, unless `force` is set; the message has the remedy."""
     existing = [str(file) for file in files if file.exists()]
     if existing and not force:
         raise UserError(f"{', '.join(existing)} would be overwritten. {remedy}, or add --force.")
@@ -143,6 +162,8 @@ def refuse_to_overwrite(files: Sequence[Path], remedy: str, *, force: bool) -> N
 
 def write_files(contents: Mapping[Path, bytes], remedy: str) -> None:
     """Write files and create their folders.
+
+    `compare`, `export` and `show` write with it.
 
     Raises:
         UserError: a file cannot be written; the message ends with `remedy`.

@@ -16,16 +16,18 @@ from typing import Annotated
 import typer
 
 from perfexp.commands import sides
-from perfexp.commands.app import Force, Json, Uri, app, echo, emit, one_of
+from perfexp.commands.app import RECORD, Force, Json, Uri, app, echo, emit, one_of
+from perfexp.commands.export import Collected
 from perfexp.comparison import comparison_table, judging, named_baselines
 from perfexp.comparison.document import Compared, Comparison, Verdict, measures_of, with_verdict
+from perfexp.comparison.history import history
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import Side
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import units
 from perfexp.records.analysis import Analysis
 from perfexp.records.grid import Grid, Section, escape_markdown
-from perfexp.records.record import USUAL_PRECISION
+from perfexp.records.record import USUAL_PRECISION, Record
 from perfexp.records.subject import one_line
 from perfexp.report import markdown
 from perfexp.report.console import Console
@@ -77,6 +79,14 @@ def check(
     fdr: sides.Fdr = "5%",
     metric: sides.Metrics = None,
     allow: sides.Allow = None,
+    earlier: Annotated[
+        Path | None,
+        typer.Option(
+            "--history",
+            metavar="DIR",
+            help="Also find the commits at which a figure changed, from all runs in and below DIR.",
+        ),
+    ] = None,
     folder: sides.Baselines = None,
     machine: sides.Machine = None,
     uri: Uri = None,
@@ -98,6 +108,10 @@ def check(
     Without --metric, cycles, epoch, runtime and ttfp are left out. Accuracy is exact: the margin is
     a difference in percentage points.
 
+    With --history, a level that became worse beyond the margin since the baseline fails, too; here
+    the margin of accuracy is relative. Older changes are printed only. Each series needs ten
+    comparable runs.
+
     Example: perfexp check outputs/2026-11-28/100000-resnet50-b1 --against main
     """
     try:
@@ -108,16 +122,20 @@ def check(
         both = list(_sides(new, against, root, machine, uri))
         _refuse_default_precision(*both)
         compared = judging.compare(both, settings)
+        changes, short = history(both, _earlier(earlier), settings) if earlier else ([], [])
     except PerfexpError as error:
         if github:
             echo(_annotation(str(error)))
         raise UserError(str(error)) from error  # exit code 1 means a regression
     failed = list(_failed(compared, reasons))
+    other = list[str]()
+    for change in changes:
+        (failed if change.total else other).append(change.text)
     unknown: list[str] = []
     word, code = "failed", 1
     if not failed:
         required = sides.words([metric or ""])
-        unknown = _unknown(compared, required, allow_undecided=allow_undecided)
+        unknown = [*_unknown(compared, required, allow_undecided=allow_undecided), *short]
         word, code = ("not decided", 2) if unknown else ("passed", 0)
     outcome = f"{word}: {_counts(compared)}, against {against}"
     emit(
@@ -125,14 +143,18 @@ def check(
             "outcome": word,
             "failed": failed,
             "undecided": unknown,
+            "changes": [change._asdict() for change in changes],
             "comparison": json.loads(compared.to_json()),
         },
-        [_annotation(line) if github else one_line(line) for line in (*failed, *unknown)],
+        [
+            *map(one_line, other),
+            *(_annotation(line) if github else one_line(line) for line in (*failed, *unknown)),
+        ],
         as_json=as_json,
     )
     echo(one_line(outcome), err=True)
     if summary:
-        lines = map(escape_markdown, (outcome, *failed, *unknown))
+        lines = map(escape_markdown, (outcome, *other, *failed, *unknown))
         _append(summary, "\n\n".join([*lines, markdown.comparison(compared)]))
     raise typer.Exit(code)
 
@@ -143,6 +165,13 @@ def _sides(
     """Yield the baseline, then the new side.
 
     A baseline name takes precedence over a folder with the same name.
+
+    Args:
+        new: run, sweep or record to check.
+        against: name of a baseline, or a folder.
+        root: folder of named baselines.
+        machine: machine of the baseline; None for the new run's machine.
+        uri: tracking store; None for the default.
     """
     records, missing = sides.records(new, uri)
     is_name = Path(against).name == against and not against.startswith(sides.MLFLOW)
@@ -155,8 +184,22 @@ def _sides(
     yield Side.of("B", new, map(Analysis.of, records), missing)
 
 
+def _earlier(folder: Path) -> Iterator[Side]:
+    """Yield the runs in and below a folder, without unreadable and untimed runs.
+
+    Raises:
+        UserError: there are none.
+    """
+    for file in Collected(samples=False).files(folder):
+        if file.name == RECORD:
+            try:
+                yield Side.of("", str(file), [Analysis.of(Record.load(file))])
+            except PerfexpError as error:
+                echo(f"left out: {error}", err=True)
+
+
 def _refuse_default_precision(baseline: Side, new: Side) -> None:
-    """Raise UserError if the new run has the default precision and the baseline has another.
+    """Raise `UserError` if the new run has the default precision and the baseline has another.
 
     The precision was probably forgotten.
     """
@@ -171,6 +214,7 @@ def _refuse_default_precision(baseline: Side, new: Side) -> None:
 
 
 def _counts(compared: Comparison) -> str:
+    """Return the number of figures by verdict, as text for the outcome."""
     words = []
     for verdict in Verdict:
         if pairs := with_verdict(compared.pairs, verdict):
@@ -198,6 +242,7 @@ def _failed(compared: Comparison, reasons: Collection[str]) -> Iterator[str]:
 
 
 def _line(pair: Compared) -> str:
+    """Return a compared figure in one line: verdict, measure, point, both values and ratio."""
     now = comparison_table.figure(pair.other, pair.unit)
     before = comparison_table.figure(pair.baseline, pair.unit)
     figures = f"{now}, was {before}, ratio {comparison_table.ratio_of(pair)}"
@@ -243,7 +288,11 @@ def _is_worse(pair: Compared, margin: float) -> bool:
 
 
 def _reasons(fail_on: str) -> set[str]:
-    """Return the reasons to fail; `slower` is always one."""
+    """Return the reasons to fail; `slower` is always one.
+
+    Raises:
+        UserError: a reason is unknown, or there is none.
+    """
     reasons = {one_of("--fail-on", name, list(FailureReason)) for name in sides.words([fail_on])}
     if not reasons:
         raise UserError(f"--fail-on is empty; name some of {', '.join(FailureReason)}.")
@@ -251,6 +300,7 @@ def _reasons(fail_on: str) -> set[str]:
 
 
 def _summary_file() -> Path:
+    """Return the file of GitHub's step summary; raise `UserError` outside of GitHub Actions."""
     if not os.environ.get(_SUMMARY):
         raise UserError(
             f"--github: {_SUMMARY} is not set, which GitHub Actions does; "
@@ -260,6 +310,7 @@ def _summary_file() -> Path:
 
 
 def _append(file: Path, text: str) -> None:
+    """Append text to GitHub's step summary, cut to its limit."""
     try:
         with file.open("ab") as summary:
             summary.write(text.encode()[:_MOST_BYTES] + b"\n")
@@ -268,7 +319,7 @@ def _append(file: Path, text: str) -> None:
 
 
 def _annotation(line: str) -> str:
-    """Return a workflow command for GitHub Actions.
+    """Return a line as an error annotation for GitHub Actions.
 
     Actions ends it at a line break and reads percent signs as escapes.
     """
@@ -338,6 +389,7 @@ def baseline(
 
 
 def _show(place: Path, *, as_json: bool) -> None:
+    """Print the records of a baseline."""
     analyses = map(Analysis.of, named_baselines.read(place))
     runs = [(analysis, place / str(number)) for number, analysis in enumerate(analyses)]
     if as_json:
@@ -348,7 +400,7 @@ def _show(place: Path, *, as_json: bool) -> None:
 
 
 def _facts(place: Path) -> dict[str, str]:
-    """Return the date, run count and first run of a baseline, or why it is unreadable."""
+    """Return date, run count and first run of a baseline as texts, or why it is unreadable."""
     about = {"machine": place.parent.name, "name": place.name}
     try:
         records = named_baselines.read(place)

@@ -42,7 +42,10 @@ _BUSY, _OTHER = "being measured", "of the kind "
 
 
 class _ListedFile(NamedTuple):
-    """A file to delete, with the status of the file and its folder at listing time."""
+    """A file to delete, with the status of the file and its folder at listing time.
+
+    Deleting compares them again, so that a replaced file stays.
+    """
 
     path: Path
     about: os.stat_result
@@ -112,6 +115,11 @@ def clean(
 
 
 def _endings(kind: str) -> list[str]:
+    """Return file endings, such as `.csv`, from a list with commas.
+
+    Raises:
+        UserError: a word cannot be an ending.
+    """
     texts = filter(None, map(str.strip, kind.split(",")))
     endings = dict.fromkeys("." + text.lstrip("*.").lower() for text in texts)
     if not endings or not all(re.fullmatch(r"\.[a-z0-9][a-z0-9._-]*", one) for one in endings):
@@ -166,6 +174,7 @@ def _found(
 
 
 def _is_in_use(run: RunPaths) -> bool:
+    """Return whether a run or sweep is being measured into its folder."""
     return run.in_use() or SweepPaths(run.root).in_use()
 
 

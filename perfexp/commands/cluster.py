@@ -183,9 +183,13 @@ def cancel(
 
 
 def _submitted(folder: Path, run: int | None) -> tuple[Path, int]:
-    """Return the sweep folder and the run number.
+    """Return the sweep folder and the run number for a folder that the user named.
 
     The run needs no record yet.
+
+    Args:
+        folder: folder of a sweep, or of one of its runs.
+        run: number of the run, for the folder of a sweep.
 
     Raises:
         UserError: no run was named, or the folder is not a submitted run.

@@ -106,6 +106,7 @@ def _targets(folder: Path | None, *, force: bool) -> dict[str, Path]:
 
 
 def _write(compared: Comparison, targets: dict[str, Path]) -> None:
+    """Write the comparison's files, by suffix."""
     from perfexp.report.plots import pages  # matplotlib takes half a second
 
     contents = {
@@ -118,5 +119,5 @@ def _write(compared: Comparison, targets: dict[str, Path]) -> None:
 
 
 def print_comparison(compared: Comparison, console: Console | None = None) -> None:
-    """Print the comparison tables."""
+    """Print the tables of a comparison; `ab` and `reproduce` end with it."""
     (console or Console()).show_sections(comparison_table.sections(compared))

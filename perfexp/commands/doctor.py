@@ -16,7 +16,7 @@ import typer
 from perfexp.commands.app import ConfigDir, Json, app, emit, group_folders
 from perfexp.data import cityscapes_folder
 from perfexp.devices import lock
-from perfexp.doctor import CheckResult, Choice, Facts, Finding, dataset, devices, environment, whole
+from perfexp.doctor import CheckResult, Choice, Facts, Finding, devices, environment, whole
 from perfexp.errors import UserError, did_you_mean
 from perfexp.host import gpu_sheets
 from perfexp.records import priors
@@ -64,7 +64,7 @@ def doctor(
     if settings:
         root = _data_root(settings)
         facts = cityscapes_folder.survey(root, pairs)
-        findings = list(dataset.findings(facts))
+        findings = list(whole.dataset_findings(facts))
         title, able = f"the data in {root}", "be used"
     else:
         choice = Choice(name=gpu, index=gpu_index)
@@ -103,7 +103,10 @@ def env() -> None:
 def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
     """Return all facts for a diagnosis.
 
+    `diagnose` judges them.
+
     Args:
+        choice: device to check.
         gpu_files: match, product and power from conf/gpu, by file name.
 
     Raises:
@@ -147,7 +150,10 @@ def _spread_here(facts: Facts, choice: Choice) -> dict[str, Any]:
 
 
 def table(findings: Sequence[Finding]) -> Grid:
-    """Return a table with a line per finding; remedies follow observations."""
+    """Return a table with a line per finding; remedies follow observations.
+
+    `doctor` prints one for each group of findings.
+    """
     rows = []
     for finding in findings:
         texts = filter(None, (finding.found, finding.remedy))

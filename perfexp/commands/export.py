@@ -29,7 +29,8 @@ from perfexp.records import algorithm_plan, folders, units
 from perfexp.records.analysis import Analysis
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
-from perfexp.report.tables import csv_tables, flat, layer_tables, tidy
+from perfexp.report.tables import csv_tables, dashboards, flat, json_results, layer_tables, tidy
+from perfexp.report.tables.dashboards import FORMATS, Figures
 from perfexp.report.tables.flat import Line
 from perfexp.report.tables.layer_tables import LayerRow
 from perfexp.report.tables.tidy import Block
@@ -48,6 +49,8 @@ class Format(StrEnum):
     csv = "csv"
     parquet = "parquet"
     both = "both"
+    bencher = "bencher"
+    github_action_benchmark = "github-action-benchmark"
 
 
 @app.command()
@@ -91,6 +94,9 @@ def export(
     the sweep axes, then the columns of MODEL_ALGORITHM_overall.csv with their units. A refused run
     of a sweep has a line with the reason.
 
+    The formats bencher and github-action-benchmark hold figures for dashboards. They have SI units;
+    Bencher's latency is in nanoseconds. If several runs measured the same point, the last counts.
+
     With --samples, each sample has a line, cold starts included.
 
     With --layers, runs with probes.layers=true have a line per row and pass. A line for a layer or
@@ -112,6 +118,8 @@ def export(
         stems["samples"] = f"{out.stem}_samples"
     if layers:
         stems["layers"] = f"{out.stem}_layers"
+    if form in FORMATS and (samples or layers):
+        raise UserError(f"--format {form} takes neither --samples nor --layers.")
     kinds = _kinds(out, form)
     targets: dict[Path, str] = {}
     for table, stem in stems.items():
@@ -133,7 +141,7 @@ def export(
         )
         for file, table in targets.items():
             if table in stems:
-                contents[file] = collected.content(table, file)
+                contents[file] = collected.content(table, file, form)
     write_files(contents, f"{_REMEDY}.")
     written = [str(file.absolute()) for file in contents]
     emit(
@@ -151,12 +159,12 @@ def _kinds(out: Path, form: Format | None) -> list[str]:
         UserError: the suffix is unknown, or contradicts `--format`.
     """
     suffix = out.suffix.lower().removeprefix(".")
-    every = [Format.csv.value, Format.parquet.value]
+    every = ["json"] if form in FORMATS else [Format.csv.value, Format.parquet.value]
     if suffix and suffix not in every:
         raise UserError(
-            f"--out {out}: the suffix is .csv, .parquet, or none for both; not .{suffix}."
+            f"--out {out}: the suffix is .{' or .'.join(every)}, or none; not .{suffix}."
         )
-    if suffix and form not in (None, Format.both, suffix):
+    if suffix and form in every and form != suffix:
         raise UserError(
             f"--out {out} and --format {form} contradict each other: leave one of them out."
         )
@@ -168,11 +176,14 @@ def _kinds(out: Path, form: Format | None) -> list[str]:
 
 @dataclass(kw_only=True)
 class _ExportedRun:
+    """The lines of one run for the tables, and its place in a sweep: identity and number."""
+
     ended: str
     lines: list[Line]
     sweep: tuple[str, int] | None = None
     blocks: list[Block] = field(default_factory=list)
     layers: list[LayerRow] = field(default_factory=list)
+    figures: Figures = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -196,6 +207,8 @@ class Collected:
     def of(cls, places: Sequence[Path], *, samples: bool = False, layers: bool = False) -> Self:
         """Collect everything in and below some folders.
 
+        `perfexp.load` calls it.
+
         Raises:
             UserError: a folder has no run.
         """
@@ -205,22 +218,33 @@ class Collected:
         return collected
 
     def points(self) -> list[Line]:
-        """Return the lines of all points and all refused runs."""
+        """Return the lines of all points and all refused runs.
+
+        They are the table `points`.
+        """
         recorded = [line for run in self.runs.values() for line in run.lines]
         return flat.aligned([*recorded, *self.refused()])
 
     def layer_rows(self) -> list[Line]:
-        """Return the lines of all layers, with the fastest algorithm for each."""
+        """Return the lines of all layers, with the fastest algorithm for each.
+
+        They are the table `layers`.
+        """
         return flat.aligned(
             layer_tables.with_winners([row for run in self.runs.values() for row in run.layers])
         )
 
     def blocks(self) -> list[Block]:
-        """Return the series of all points."""
+        """Return the series of all points.
+
+        They are the table `samples`.
+        """
         return [block for run in self.runs.values() for block in run.blocks]
 
     def frame(self, what: str) -> pd.DataFrame:
         """Return the table `points`, `layers` or `samples`.
+
+        `perfexp.load` returns it, and Parquet files are written from it.
 
         Raises:
             UserError: there is no such table.
@@ -229,8 +253,16 @@ class Collected:
             return tidy.samples(self.blocks())
         return tidy.frame(self._lines(one_of("table", what, TABLES)))
 
-    def content(self, what: str, file: Path) -> bytes:
-        """Return the file content for one table, in the format of the file's suffix."""
+    def content(self, what: str, file: Path, form: Format | None = None) -> bytes:
+        """Return the file content for one table, by default in the format of the file's suffix.
+
+        `export` calls it for each file that it writes.
+        """
+        if form in FORMATS:
+            figures: Figures = {}
+            for run in sorted(self.runs.values(), key=lambda run: run.ended):
+                figures |= run.figures
+            return json_results.text(FORMATS[form](figures)).encode()
         if file.suffix == ".parquet":
             return tidy.to_parquet(self.frame(what))
         if what == "samples":
@@ -238,12 +270,15 @@ class Collected:
         return csv_tables.to_csv(self._lines(what))
 
     def _lines(self, what: str) -> list[Line]:
+        """Return the lines of the table `points` or `layers`."""
         if what == "points":
             return self.points()
         return self.layer_rows()
 
     def files(self, place: Path) -> list[Path]:
         """Return all records and sweeps in and below a folder, or the named file.
+
+        `export` lists all files before it reads the first.
 
         Raises:
             UserError: there are none.
@@ -276,6 +311,11 @@ class Collected:
             self._failed(error)
 
     def _add_record(self, record: Record, file: Path, of: str | None) -> None:
+        """Add a record, unless a newer version of it was added.
+
+        Args:
+            of: identity of the sweep that it must belong to; None accepts any record.
+        """
         membership = record.sweep
         if of is not None and (membership is None or membership.uid != of):
             return
@@ -285,7 +325,11 @@ class Collected:
         if before is not None and before.ended >= record.ended:
             return
         analysis = Analysis.of(record)
-        run = _ExportedRun(ended=record.ended, lines=flat.points(analysis, file.parent))
+        run = _ExportedRun(
+            ended=record.ended,
+            lines=flat.points(analysis, file.parent),
+            figures=dashboards.figures(analysis),
+        )
         if membership:
             run.sweep = membership.uid, membership.job
         if self.samples:
@@ -295,6 +339,7 @@ class Collected:
         self.runs[record.uid] = run
 
     def _add_sweep(self, sweep: Sweep, place: Path) -> None:
+        """Add a sweep and the records of its runs."""
         self.sweeps[sweep.uid] = sweep, place
         for _, folder in folders.run_folders(sweep, place):
             record = folder / RECORD
@@ -303,7 +348,10 @@ class Collected:
                 self.add(record, of=sweep.uid)
 
     def refused(self) -> Iterator[Line]:
-        """Yield a line for each run without a record."""
+        """Yield a line for each run without a record.
+
+        Such runs have a line with their error, so that no run is missing in the table.
+        """
         recorded = {run.sweep for run in self.runs.values()}
         for sweep, place in self.sweeps.values():
             for child, folder in folders.run_folders(sweep, place):
@@ -311,5 +359,6 @@ class Collected:
                     yield flat.refused(sweep, child, folder)
 
     def _failed(self, error: Exception) -> None:
+        """Print why something was not exported, and remember it in the exit code."""
         echo(f"not exported: {error}", err=True)
         self.exit_code = 1

@@ -65,6 +65,8 @@ def _refuse_foreign_places(uri: str) -> None:
 def write_plugin(folder: Path) -> None:
     """Register `create_app` for MLflow's option --app-name.
 
+    `perfexp ui` calls it before it starts the server.
+
     Args:
         folder: empty folder; processes with it in PYTHONPATH find the plugin.
     """
@@ -79,6 +81,8 @@ def write_plugin(folder: Path) -> None:
 def accepted_hosts(host: str, port: int, others: str | None) -> list[str]:
     """Return the accepted values of the Host header, with and without the port.
 
+    `perfexp ui` passes them to the server.
+
     Args:
         others: further names, separated by commas; a name may contain `*`.
     """
@@ -91,6 +95,10 @@ def accepted_hosts(host: str, port: int, others: str | None) -> list[str]:
 
 
 def _own_names() -> list[str]:
+    """Return the names and addresses of this machine.
+
+    A server that listens on all addresses accepts all of them.
+    """
     addresses = [
         address.address.partition("%")[0]
         for addresses in psutil.net_if_addrs().values()
@@ -104,6 +112,7 @@ class Guard:
     """An ASGI application that passes on only requests to its own address from its own pages.
 
     Args:
+        application: the guarded application.
         hosts: accepted values of the Host header, from `accepted_hosts`.
     """
 
@@ -123,7 +132,7 @@ class Guard:
             await send({"type": "http.response.body", "body": f"perfexp ui: {fault}\n".encode()})
 
     def _fault(self, scope: Scope) -> str | None:
-        """Return why a request is refused, or None."""
+        """Return why a request is refused; None if it is accepted."""
         hosts, origins = (_values(scope, name) for name in (b"host", b"origin"))
         if len(hosts) != 1 or not any(_matches(hosts[0], pattern) for pattern in self._hosts):
             return "this name is not allowed; allow it with --allowed-hosts NAME[:PORT]"
@@ -139,6 +148,7 @@ class Guard:
 
 
 def _values(scope: Scope, name: bytes) -> list[str]:
+    """Return the values of a request's header, in lower case."""
     return [
         value.decode("latin-1").strip().lower()
         for key, value in scope["headers"]
@@ -147,6 +157,7 @@ def _values(scope: Scope, name: bytes) -> list[str]:
 
 
 def _matches(host: str, pattern: str) -> bool:
+    """Return whether a Host header matches a pattern, which may contain `*`."""
     if "*" in pattern:
         return fnmatch.fnmatchcase(host, pattern)
     return host == pattern

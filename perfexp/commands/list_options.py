@@ -82,7 +82,12 @@ def list_options(
 
 
 def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
-    """Print the options in a group, the keys in a section of config.yaml, or all groups."""
+    """Print the options in a group, the keys in a section of config.yaml, or all groups.
+
+    Args:
+        name: name of a group, its plural, or a section; None for all groups.
+        folders: folders with groups.
+    """
     groups = options_below(folders)
     if name is None:
         texts = [f"{group:<12} {', '.join(files)}" for group, files in sorted(groups.items())]
@@ -135,6 +140,7 @@ def _about(file: Path) -> str:
 
 
 def _support(survey: Survey, *, reasons: bool) -> Iterator[Section]:
+    """Yield the tables of a model's convolutions: supported algorithms, and reasons for others."""
     yield Section(support_table.subject(survey), support_table.table(survey))
     refused = support_table.refusals(survey, every=reasons)
     if refused.lines:
@@ -144,6 +150,7 @@ def _support(survey: Survey, *, reasons: bool) -> Iterator[Section]:
 
 
 def _survey(overrides: Sequence[str], config_dir: Path | None) -> Survey:
+    """Return which algorithms can compute the convolutions of a run's model, from a worker."""
     # any algorithm will do: all are queried, with their shared settings (backend, workspace_bytes)
     chosen = [] if any(text.startswith("algorithm=") for text in overrides) else ["algorithm=gemm"]
     words = command_line([*chosen, *overrides], config_dir)

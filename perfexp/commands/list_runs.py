@@ -1,6 +1,7 @@
-"""Finished runs and sweeps below a folder, read from their records.
+"""List finished runs and sweeps below a folder, read from their records.
 
-For `perfexp list runs`, and for `perfexp show`, which shows the last of them.
+`perfexp list runs` prints them, and `perfexp show` shows the last. Only the listed parts of a
+record are parsed, since a folder may hold thousands.
 """
 
 from __future__ import annotations
@@ -40,17 +41,23 @@ _ENDLESS = 10_000
 
 
 class _Series(msgspec.Struct):
+    """Samples of one time, in seconds; the first `warmup` do not count."""
+
     name: str
     samples: list[Seconds]
     warmup: Count = 0
 
 
 class _Point(msgspec.Struct):
+    """The listed parts of a point."""
+
     key: Key
     series: list[_Series] = []
 
 
 class _Membership(msgspec.Struct):
+    """The identity of a run's sweep."""
+
     uid: str | None = None
 
 
@@ -87,10 +94,13 @@ class _RecordParts(msgspec.Struct):
 
 
 class ListEntry(NamedTuple):
-    """A run, or a sweep with its listed runs.
+    """A line of the list: a run, or a sweep with its listed runs.
 
     Attributes:
         ended: end of the last listed run.
+        folder: folder of the run or sweep.
+        runs: the run, or the sweep's runs.
+        sweep: the sweep; None for a run alone.
     """
 
     ended: datetime
@@ -101,6 +111,8 @@ class ListEntry(NamedTuple):
 
 def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
     """Print the runs and sweeps below a folder, latest last.
+
+    `perfexp list runs` calls it.
 
     Args:
         words: KEY=VALUE for the plans to list, and the folder unless it is `outputs`.
@@ -132,6 +144,8 @@ def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
 def last() -> Path:
     """Return the folder of the run or sweep in `outputs` that ended last.
 
+    `perfexp show` without a folder shows it.
+
     Raises:
         UserError: there is no record.
     """
@@ -143,6 +157,8 @@ def last() -> Path:
 
 def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[ListEntry]:
     """Return the runs and sweeps below a folder, sorted by their end.
+
+    Unreadable files are reported and skipped. Runs of a sweep share the entry of their sweep.
 
     Args:
         wanted: plan values by key; a run must match all of them.
@@ -182,13 +198,14 @@ def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[ListEntry]:
 
 
 def _recorded(file: Path) -> _RecordParts:
+    """Return the listed parts of a record.json, with today's key names in its plan."""
     run = foreign.from_json(foreign.read_bytes(file), _RecordParts)
     run.plan = old_names.plan_of_today(run.plan)
     return run
 
 
 def _begun(file: Path) -> _RecordParts:
-    """Return a run without a record: it is in progress or was interrupted."""
+    """Return a run without a record, from its plan.yaml: it is in progress or was interrupted."""
     changed = datetime.fromtimestamp(file.stat().st_mtime, UTC)
     membership = _Membership(RunPaths(home_of(file)).sweep)
     return _RecordParts(
@@ -210,9 +227,9 @@ def _has(plan: dict[str, Any], key: str, values: str) -> bool:
 
 
 def _facts(found: ListEntry) -> dict[str, Any]:
-    """Return the end, the folder, the subject, the times and the status.
+    """Return the facts of an entry for JSON: end, folder, subject, times and status.
 
-    The times are the shortest and the longest median.
+    The times are the shortest and the longest median, in seconds.
     """
     first = found.runs[0]
     medians: list[float] = []
@@ -246,6 +263,7 @@ def _status(found: ListEntry) -> str:
 
 
 def _row(line: Mapping[str, Any]) -> dict[str, str]:
+    """Return an entry's facts as a row of the table."""
     ended = datetime.fromisoformat(line["ended"]).astimezone()
     return {
         "ended": f"{ended:%Y-%m-%d %H:%M}",
@@ -257,7 +275,10 @@ def _row(line: Mapping[str, Any]) -> dict[str, str]:
 
 
 def content(rows: Sequence[Mapping[str, str]], width: int) -> Grid | list[str]:
-    """Return a table of runs, or two lines per run if the table is wider than `width`."""
+    """Return a table of runs, or two lines per run if the table is wider than `width`.
+
+    Files and pipes have no limit on the width.
+    """
     grid = Grid.of_rows(rows)
     if grid.whole_width + 2 <= width:
         return grid
@@ -269,6 +290,7 @@ def content(rows: Sequence[Mapping[str, str]], width: int) -> Grid | list[str]:
 
 
 def _figure(line: Mapping[str, Any]) -> str:
+    """Return an entry's median times as text; empty without times."""
     least, most = line["least_seconds"], line["most_seconds"]
     if least is None:
         return ""
@@ -279,4 +301,5 @@ def _figure(line: Mapping[str, Any]) -> str:
 
 
 def _report(error: Exception, file: Path | None = None) -> None:
+    """Print why a file was skipped."""
     echo(f"unreadable  {file or ''} {error}", err=True)

@@ -9,22 +9,22 @@ from typing import Annotated, Any
 import typer
 
 from perfexp.commands.app import app, echo, one_of
-from perfexp.data import made_shapes, made_skeletons, made_streets
+from perfexp.data import made
 from perfexp.data.made import Recipe
 from perfexp.errors import UserError
 
 #: Layouts, each with its maker and its options with their defaults.
 _MAKERS: dict[str, tuple[Callable[..., Recipe], dict[str, Any]]] = {
     "cityscapes": (
-        made_streets.recipe,
+        made.streets,
         {"photographs": None, "size": "1024x2048", "train": 32, "val": 8},
     ),
-    "images": (made_shapes.folder, {"photographs": None, "train": 200, "val": 50, "classes": 10}),
+    "images": (made.image_folder, {"photographs": None, "train": 200, "val": 50, "classes": 10}),
     "cifar10": (
-        made_shapes.cifar,
+        made.cifar,
         {"photographs": None, "train": 10_000, "test": 2_000, "classes": 10},
     ),
-    "skeletons": (made_skeletons.recipe, {"subjects": 20, "repetitions": 5}),
+    "skeletons": (made.skeletons, {"subjects": 20, "repetitions": 5}),
 }
 
 
@@ -138,5 +138,6 @@ def _layout(where: list[str]) -> tuple[str, Path]:
 
 
 def _progress(text: str) -> None:
+    """Show how many files are written, if stderr is a terminal."""
     if typer.get_text_stream("stderr").isatty():
         typer.echo(f"\r{text}   ", nl=False, err=True)

@@ -103,7 +103,17 @@ def _profiles(place: Path) -> Iterator[Path]:
 
 
 def _made(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> dict[str, Any]:
-    """Make the reports for a profile and return the files, and why others have no rows."""
+    """Make the reports for a profile; return the files, and why others have no rows.
+
+    Args:
+        nsys: nsys, which makes the reports.
+        profile: .nsys-rep, .qdstrm or .sqlite file.
+        wanted: names of reports.
+        force: whether to replace files that no run wrote.
+
+    Raises:
+        PerfexpError: the profile cannot be read, or a file would be overwritten.
+    """
     paths = RunPaths(profile.parent)
 
     def claim(path: Path) -> None:

@@ -127,6 +127,13 @@ def _traced(plain: Mapping[str, Any]) -> dict[str, Any]:
 def _looked_up(
     plan: config.Plan, plain: Mapping[str, Any], curves: Sequence[MeasuredCurve]
 ) -> list[_Prediction]:
+    """Return the prediction of each quantity at each of the plan's points.
+
+    Args:
+        plan: plan of the points.
+        plain: the plan as plain data.
+        curves: curves from records, of any device.
+    """
     file = gpu_sheets.read(plan.config_dirs()).get(plan.gpu_name)
     known = corpus.Corpus([curve for curve in curves if _is_of(curve.device, plan, file)])
     installed: dict[str, str] = {}
@@ -149,6 +156,11 @@ def _is_of(device: MeasuredDevice, plan: config.Plan, file: gpu_sheets.GpuFile |
 
 
 def _memory_lines(traced: Mapping[str, Any], plan: config.Plan) -> Iterator[str]:
+    """Yield the traced memory of each point in words, with what it leaves out.
+
+    Args:
+        traced: answer of a worker, see `_traced`.
+    """
     if "reason" in traced:
         yield str(traced["reason"])
     lacks_workspaces = lacks_capacity = False
@@ -217,6 +229,7 @@ def _workspaces_text(workspaces: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _answer_lines(found: Sequence[_Prediction]) -> Iterator[str]:
+    """Yield each predicted quantity in words, then notes."""
     for key, quantity, answer in found:
         name = "energy of a call in the loop" if quantity == "energy" else quantity
         yield f"{label(key)}: {name} {answer_text(answer, QUANTITIES[quantity])}"
@@ -233,7 +246,10 @@ def _answer_lines(found: Sequence[_Prediction]) -> Iterator[str]:
 
 
 def answer_text(answer: Answer, unit: str) -> str:
-    """Return a predicted quantity with interval, source, and nearest measured point."""
+    """Return a predicted quantity with interval, source, and nearest measured point.
+
+    The report of `perfexp predict` has one for each point and quantity.
+    """
     predicted, curve = answer.predicted, answer.curve
     if predicted.value is None or curve is None:
         return f"refused: {predicted.reason}"
@@ -252,6 +268,7 @@ def answer_text(answer: Answer, unit: str) -> str:
 
 
 def _formatted(value: float, unit: str, figures: int) -> str:
+    """Return a value with its unit as text."""
     if unit == "bytes":
         return units.format_bytes(value)
     if unit == "seconds":
@@ -260,6 +277,7 @@ def _formatted(value: float, unit: str, figures: int) -> str:
 
 
 def _document(found: Sequence[_Prediction]) -> dict[str, Any]:
+    """Return the predictions as JSON values, point by point."""
     points: dict[Key, dict[str, Any]] = {}
     for key, quantity, answer in found:
         predicted, curve = answer.predicted, answer.curve
@@ -279,6 +297,15 @@ def _document(found: Sequence[_Prediction]) -> dict[str, Any]:
 
 
 def _check(folders: Sequence[Path], measured: int, *, as_json: bool) -> None:
+    """Print how well the corpus predicts itself (`perfexp predict check`).
+
+    Args:
+        folders: folders of records.
+        measured: number of points that a sparse sweep measures.
+
+    Raises:
+        UserError: a folder is missing, or no record has enough points.
+    """
     for folder in folders:
         if not folder.is_dir():
             raise UserError(

@@ -138,9 +138,12 @@ class _Repetition:
     """The command line that measures a record's plan again, and its folder.
 
     Attributes:
+        arguments: words after `perfexp`.
+        folder: output folder.
         plan: plan of the record.
         chosen: keys whose values differ from the record's command.
         readable: paths in the command line, which a container mounts.
+        has_gpus: whether the record was measured on CUDA devices.
     """
 
     arguments: tuple[str, ...]
@@ -195,10 +198,14 @@ def _settle(
     *,
     composed_here: bool,
 ) -> _Repetition:
-    """Compose the record's command.
+    """Compose the record's command for a repetition.
 
     Args:
+        record: record to reproduce.
+        place: its folder, or its record.json.
         overrides: overrides that the user typed.
+        processes: number of fresh processes; None for the default.
+        config_dir: further folder with options.
         composed_here: whether the plan must be the record's; a container composes its own.
 
     Raises:
@@ -267,6 +274,9 @@ def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
 
     Args:
         given: keys that the user typed, which keep their values.
+
+    Raises:
+        UserError: each size has another batch.
     """
     shared = record.plan.get("batch_size")
     overrides = []
@@ -293,6 +303,9 @@ def _default_processes(record: Record) -> int | None:
     """Return the number of fresh processes for a small run.
 
     It is None, which keeps the plan's number, for large runs, whole trainings and several ranks.
+
+    Raises:
+        UserError: the record has more processes than a record may choose.
     """
     gpus = fact_at(record.plan, "gpu.count"), fact_at(record.plan, "gpu.nodes")
     has_ranks = not {None, 1}.issuperset(gpus)
@@ -351,6 +364,7 @@ def _device(record: Record) -> dict[str, Any]:
 
 
 def _measure(again: _Repetition, image: str | None, engine: str | None, *, dry_run: bool) -> int:
+    """Measure the repetition here or in a container image, and return the exit code."""
     if image is None:
         return main([*again.arguments, *([DRY_RUN] if dry_run else [])])
     program = container.engine_path(engine)
@@ -376,6 +390,10 @@ def _measure(again: _Repetition, image: str | None, engine: str | None, *, dry_r
 def _judge(
     side: Side, again: _Repetition, settings: Settings
 ) -> tuple[Reproduction, Comparison | None]:
+    """Return the outcome, and the comparison of the record with its repetition.
+
+    Without a comparison the outcome has the reason.
+    """
     new = Record.load(again.folder)
     if changes := again.changes(new.plan):  # an image has its own configuration
         return Reproduction(

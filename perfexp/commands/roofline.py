@@ -103,6 +103,11 @@ def roofline(
 def _rooflines(
     place: Path, peaks: Peaks, sheets: Mapping[str, GpuFile], label: str | None
 ) -> Iterator[tuple[Path, Roofline]]:
+    """Yield the rooflines of one place, each with the path of its files without an ending.
+
+    Raises:
+        UserError: there is no such place, or it has no roofline.
+    """
     if not place.exists():
         raise UserError(
             f"{place} does not exist. Name a CSV or an .ncu-rep of ncu, a run's folder, "
@@ -159,6 +164,11 @@ def _of_run(
 
 
 def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Path]:
+    """Return the files to write, by ending.
+
+    Raises:
+        UserError: `--out` has another ending than .png.
+    """
     if out and out.suffix.lower() not in ("", ".png"):
         raise UserError(
             f"--out {out}: the plot is a PNG; SVG and HTML of it are written beside it."
@@ -168,6 +178,7 @@ def _targets(stem: Path, out: Path | None, summary: Path | None) -> dict[str, Pa
 
 
 def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: bool) -> None:
+    """Raise `UserError` if a file is an input, would be overwritten, or has no folder."""
     sources = set(map(Path.resolve, inputs))
     if overwritten := [str(file) for file in files if file.resolve() in sources]:
         raise UserError(
@@ -200,7 +211,7 @@ def _parts(result: Roofline, written: Sequence[Path]) -> Iterator[Section | str]
 
 
 def _document(result: Roofline, written: Sequence[Path]) -> dict[str, Any]:
-    """Return the CSV lines, the sentences and the files."""
+    """Return a roofline as JSON values: CSV lines, sentences and files."""
     return {
         "title": result.title,
         "meaning": meaning(result, result.total),
@@ -211,6 +222,11 @@ def _document(result: Roofline, written: Sequence[Path]) -> dict[str, Any]:
 
 
 def _write(result: Roofline, folder: Path, targets: dict[str, Path]) -> list[Path]:
+    """Write the files of a roofline, enter them into the run's manifest, and return them.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
     paths = RunPaths(folder)
     absolute = list(map(Path.absolute, targets.values()))
     path: Path | str | None = paths.manifest

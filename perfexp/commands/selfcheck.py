@@ -97,6 +97,8 @@ def settle(
 ) -> tuple[list[str], Plan]:
     """Return the command line of the run, and its plan.
 
+    Without a model, a small default is measured.
+
     Raises:
         UserError: the command itself sets a key among the overrides, or the run would refuse them.
     """
@@ -110,6 +112,7 @@ def settle(
 
 
 def _default_model(gpu: str | None) -> str:
+    """Return the model to measure if the user names none, by the device."""
     if gpu in ("cpu", "fake", "mps"):
         return _MODEL
     if worker_query.visible_gpus():

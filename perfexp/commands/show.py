@@ -98,9 +98,9 @@ def show(
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Raise UserError for a folder with an unfinished run, or with runs below it.
+    """Raise `UserError` for a folder with an unfinished run, or with runs below it.
 
-    For any other folder, do nothing.
+    For any other folder, do nothing. Commands that read a record call it if there is none.
     """
     paths = RunPaths(folder)
     if paths.plan.is_file():

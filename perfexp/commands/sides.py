@@ -1,4 +1,8 @@
-"""Sides of a comparison: reading them, and the options that comparing commands share."""
+"""Read the sides of a comparison, and define the options that comparing commands share.
+
+A side (A, B, …) is one or more records: a run, a sweep, a group of a sweep's runs, a named
+baseline, or a run in the tracking store.
+"""
 
 from __future__ import annotations
 
@@ -84,6 +88,8 @@ Machine = Annotated[
 def settings(margin: str, fdr: str, metrics: str | None, allow: Sequence[str] | None) -> Settings:
     """Return the comparison settings from command-line options.
 
+    All comparing commands call it with their options.
+
     Raises:
         UserError: a value is not allowed.
     """
@@ -99,13 +105,22 @@ def settings(margin: str, fdr: str, metrics: str | None, allow: Sequence[str] | 
 
 
 def words(texts: Iterable[str]) -> list[str]:
-    """Return the words in texts with commas, each once."""
+    """Return the words in texts with commas, each once.
+
+    Options such as `--metric` take such lists.
+    """
     stripped = (word.strip() for word in ",".join(texts).split(","))
     return list(dict.fromkeys(filter(None, stripped)))
 
 
 def load(places: Sequence[str], uri: str | None) -> list[Side]:
     """Load each side, or the groups within a single sweep.
+
+    `compare` and `ab` call it.
+
+    Args:
+        places: folders, records, or `mlflow:RUN_ID`.
+        uri: tracking store; None for the default.
 
     Raises:
         UserError: a side is named twice, there are fewer than two, or a side cannot be read.
@@ -128,7 +143,7 @@ def load(places: Sequence[str], uri: str | None) -> list[Side]:
 
 
 def _within(folder: Path) -> list[Side]:
-    """Return the run groups of a sweep as sides.
+    """Return the run groups of a sweep as sides; the runs of a group measure different points.
 
     Groups without a timed point are left out if at least two groups have some.
 
@@ -187,7 +202,15 @@ def _side(
     missing: list[str],
     decided_by: tuple[str, ...] | None = None,
 ) -> Side:
-    """Return a side with the facts that qualify its figures, such as warnings."""
+    """Return a side with the facts that qualify its figures, such as warnings.
+
+    Args:
+        name: letter of the side.
+        source: where its records come from, for messages.
+        runs: its records, analyzed.
+        missing: lines about runs without a record.
+        decided_by: measures that decided `perfexp ab`; None for another kind of side.
+    """
     coverage = sweep_summary.coverage(chain.from_iterable(one.rows for one in runs))
     raised = chain.from_iterable(map(raised_diagnostics, runs))
     side = Side.of(name, source, runs, missing)
@@ -215,6 +238,8 @@ def _decided_by(folder: Path) -> tuple[str, ...] | None:
 def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
     """Return the records of a run or a sweep, and a line for each run without a record.
 
+    `compare`, `check` and `baseline` read their folders with it.
+
     Raises:
         UserError: there is no record, or a record is unreadable.
     """
@@ -236,6 +261,8 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
 
 def baseline(root: Path, name: str, machine: str | None = None) -> Path:
     """Return the folder of a named baseline.
+
+    `check --against NAME` and `baseline show` call it.
 
     Args:
         machine: machine name; None accepts any machine.
@@ -261,7 +288,10 @@ def baseline(root: Path, name: str, machine: str | None = None) -> Path:
 
 
 def is_sweep(folder: Path) -> bool:
-    """Return whether a folder is a sweep folder."""
+    """Return whether a folder is a sweep folder.
+
+    A folder that holds a record as well counts as a run.
+    """
     return (folder / SWEEP).is_file() and not (folder / RECORD).is_file()
 
 
@@ -292,6 +322,11 @@ def _missing(runs: Iterable[tuple[SweepChild, object]]) -> list[str]:
 
 
 def _stored(run_id: str, uri: str | None) -> list[Record]:
+    """Return the records of a run in the tracking store.
+
+    Raises:
+        UserError: it is a sweep without runs.
+    """
     from perfexp.report.tracking.mlflow_sink import MlflowSink  # only for sides from a store
 
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:

@@ -111,6 +111,11 @@ def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> It
 
 
 def _of_runs(place: Path) -> Iterator[Speed]:
+    """Yield the trainings in the records in and below a folder.
+
+    Raises:
+        UserError: there is no record, or no training.
+    """
     refused: list[OSError] = []
     files = [place]
     if place.is_dir():
@@ -133,12 +138,26 @@ def _of_runs(place: Path) -> Iterator[Speed]:
 
 
 def line_of(found: Speed, path: Path | None) -> str:
-    """Return a training as a line: file path if it has one, figure, and origin."""
+    """Return a training as a line: file path if it has one, figure, and origin.
+
+    `train-speed` prints it, too.
+    """
     figure = "failed" if found.failed else f"{found.images_per_second:.6g} images/s"
     return one_line(f"{path or 'no file'}: {figure} ({found.remark})")
 
 
 def _write(found: Speed, out: Path, written: Collection[Path], places: Sequence[Path]) -> Path:
+    """Write a training's speed file and return its path.
+
+    Args:
+        found: training.
+        out: output folder, created if missing.
+        written: files of this command so far.
+        places: input files, which are not overwritten.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
     # several trainings may have the same name
     own = next(named for named in placing.numbered(found) if out / named.file_name not in written)
     path = out / own.file_name

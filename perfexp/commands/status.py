@@ -118,6 +118,7 @@ class _Below:
                     self._failed(error, run)
 
     def _failed(self, error: Exception, folder: Path | None = None) -> None:
+        """Report a run or sweep that cannot be read."""
         where = f"{folder}: " if folder else ""
         echo(f"unreadable  {where}{error}", err=True)
         self.unreadable += 1
@@ -155,6 +156,11 @@ class _Group:
 
 
 def _run(folder: Path) -> RunProgress:
+    """Return the progress of a run, from its folder.
+
+    It reads the points and what was expected, also of a running run, and no more of the record than
+    needed.
+    """
     paths = RunPaths(folder)
     running = paths.in_use()  # check this before reading: a run that ends now has its results
     # an unreadable record means not done
@@ -216,6 +222,7 @@ def _sections(place: Path, group: _Group, pace: run_status.Pace, folder: Path) -
 
 
 def _facts(run: RunProgress, total: run_status.Tally) -> dict[str, Any]:
+    """Return a run's progress as JSON values."""
     return {
         "folder": str(run.folder.absolute()),
         "model": run.about.model,
@@ -230,6 +237,7 @@ def _facts(run: RunProgress, total: run_status.Tally) -> dict[str, Any]:
 
 
 def _groups(below: _Below) -> dict[Path, _Group]:
+    """Return the runs and sweeps below a folder, grouped by the folder above the runs."""
     groups: dict[Path, _Group] = {}
     for run in below.runs.values():
         groups.setdefault(run.folder.parent, _Group()).runs.append(run)
@@ -278,7 +286,7 @@ def not_begun(
 ) -> Iterator[RunProgress]:
     """Yield the runs of a sweep that have not begun; refused runs have their reason.
 
-    A run that ended well is skipped even if its folder was moved.
+    A run that ended well is skipped even if its folder was moved. `status` shows them as missing.
 
     Args:
         begun: runs that have begun, by absolute folder.
@@ -306,6 +314,7 @@ def not_begun(
 def _waiting(
     folder: Path, options: Mapping[str, str], refusal: str | None, planned: PlannedRun | None = None
 ) -> RunProgress:
+    """Return the progress of a run that has not begun, from its options."""
     plan = {group: {"name": name} for group, name in options.items()}
     return RunProgress(
         folder=folder, plan=plan, results={}, expected=None, refusal=refusal, planned=planned

@@ -72,6 +72,9 @@ def _send(
     A sweep goes to the experiment of its runs.
 
     Args:
+        file: record.json or sweep.json.
+        uri: tracking store; None for the default.
+        experiment: experiment that the user named; None for the one in each plan.
         experiments: experiment by sweep; filled from the records.
         links: latest link by store; updated.
     """

@@ -105,7 +105,10 @@ def train_speed(
 
 
 def run_plan(arguments: Sequence[str], plan: Plan) -> tuple[int, Path]:
-    """Measure a plan by its command line; return the exit code and the record folder."""
+    """Measure a plan by its command line; return the exit code and the record folder.
+
+    `selfcheck` and `train-speed` call it after they have settled the command line.
+    """
     folder = naming.run_folder(plan)
     words = list(arguments)
     if not (plan.output_dir or plan.stage):
@@ -115,6 +118,8 @@ def run_plan(arguments: Sequence[str], plan: Plan) -> tuple[int, Path]:
 
 def given_keys(overrides: Sequence[str], set_by: Mapping[str, str]) -> dict[str, str]:
     """Return the values of a command's overrides by key.
+
+    Other commands that set keys themselves, such as `ab`, call it as well.
 
     Args:
         set_by: keys that the command itself sets, with what sets them.
@@ -142,6 +147,14 @@ def settle(
     workers: int,
 ) -> tuple[list[str], Plan]:
     """Return the command line of the run, and its plan.
+
+    `train_speed` calls it before it measures.
+
+    Args:
+        overrides: overrides that the user typed.
+        config_dir: further folder with options.
+        iterations: timed steps after the warm-up.
+        workers: loading processes per GPU.
 
     Raises:
         UserError: the run or its run mode is impossible.
@@ -223,6 +236,7 @@ def _check_speed_file(plan: Plan) -> None:
 
 
 def _notes(overrides: Sequence[str], precision: str, workers: int, plan: Plan) -> Iterator[str]:
+    """Yield notes about a word that means something else here than elsewhere, or has no effect."""
     if precision in MIXED and "precision" not in given_keys(overrides, _SET_BY):
         half = " Parameters and inputs in half precision are precision=fp16, added at the end."
         meant = f"{precision} is mixed precision here: precision={MIXED[precision]}."

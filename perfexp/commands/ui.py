@@ -36,6 +36,7 @@ from perfexp.host.installation import is_here_on_path, python_command
 from perfexp.report.tracking import store
 from perfexp.report.tracking.views import VIEWS
 
+#: Time limits for the server's start and end, and the pause between two questions.
 _START_SECONDS, _END_SECONDS, _POLL_SECONDS = 120.0, 10.0, 0.2
 #: Environment variables with `mlflow server` options, which perfexp's server ignores.
 _OPTIONS = {
@@ -116,6 +117,7 @@ def ui(
 
 
 def _check(uri: str, host: str, port: int) -> None:
+    """Raise `UserError` if the server cannot start: no store, no MLflow, or a port in use."""
     file = store.database(uri)
     if file is not None and not file.is_file():
         raise UserError(
@@ -139,6 +141,7 @@ def _check(uri: str, host: str, port: int) -> None:
 
 
 def _server(uri: str) -> list[str]:
+    """Return MLflow's command without address and hosts."""
     command = python_command("mlflow", "server", "--workers", "1", "--app-name", APPLICATION)
     folder = store.artifact_folder(uri)
     if folder:
@@ -197,6 +200,11 @@ def _running(
 
 
 def _wait_for(server: subprocess.Popen[str], base: str, output: IO[str]) -> None:
+    """Wait until the server answers.
+
+    Raises:
+        PerfexpError: it has ended, or does not answer within 120 s.
+    """
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if server.poll() is not None:
@@ -240,5 +248,6 @@ def _experiments(base: str) -> list[dict[str, Any]]:
 
 
 def _failure(message: str, output: IO[str]) -> PerfexpError:
+    """Return the error for a server that failed, with the last lines of its output."""
     output.seek(0)
     return PerfexpError(f"MLflow's server {message}.\n{''.join(output.readlines()[-10:]).rstrip()}")

@@ -1,4 +1,11 @@
-"""Comparability: classify differing facts between two runs as subject, confounder or neutral."""
+"""Comparability: classify differing facts between two runs as subject, confounder or neutral.
+
+The subject is what the user varied on purpose, for example the algorithm. A confounder, for example
+another power limit, could explain a ratio instead of the subject. It makes figures not comparable,
+unless the user accepts it with `--allow`. `judging.compare` asks for the differences between two
+runs, and between two points. A place is a dotted path in a record's plan or environment, for
+example `device.name`.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +30,9 @@ from perfexp.records.summary import SINGLES, comparable
 _SHOWN = 3
 #: Subjects that may differ in addition to another subject.
 _INCIDENTAL = {"commit", "code", "board", "seed"}
-#: Last parts of places that need no name of their own next to the fact's name.
+#: Last parts of places that need no name of their own next to the fact's name: `device A → B`.
 _PLAIN = {"name", "kind", "commit", "count", "uuid"}
-#: Measures that depend on the host.
+#: Measures that depend on the host's speed.
 _OF_HOST = ("latency", "throughput", "p95")
 
 
@@ -42,6 +49,9 @@ class Difference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
 
     Attributes:
         key: short name, as for `--allow`.
+        role: meaning for the comparison.
+        baseline: the baseline's value in words; empty if `other` is a whole statement.
+        other: the other side's value in words.
         allowed: whether the user accepts this confounder.
         measures: measures that a confounder affects; empty for all measures.
         help: remedy for a confounder.
@@ -69,15 +79,18 @@ class Difference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
 
 @dataclass(frozen=True)
 class _Fact:
-    """Group of facts with a common name.
+    """Group of facts with a common name, as an entry of `FACTS`.
 
     Attributes:
+        role: meaning of a difference in these facts.
         environment: dotted places in a record's environment; unknown values never count as a
             difference.
         plan: dotted places in a record's plan.
+        help: remedy for a confounder.
         follows: subjects that change these facts anyway, so that the facts belong to the subject.
         may_be_subject: whether a confounder becomes the subject if the plans differ in it. This
             requires that all other subjects are `_INCIDENTAL`.
+        measures: measures that a confounder affects; empty for all measures.
     """
 
     role: Role
@@ -90,11 +103,17 @@ class _Fact:
 
 
 def _subject(*plan: str, environment: tuple[str, ...] = ()) -> _Fact:
+    """Return a fact that the user may have varied on purpose, by its places."""
     return _Fact(Role.SUBJECT, environment, plan)
 
 
 def _setting(name: str, *environment: str, follows: tuple[str, ...] = ()) -> _Fact:
-    """Return the fact for a setting `execution.NAME` that the user may have varied."""
+    """Return the fact for a setting `execution.NAME` that the user may have varied on purpose.
+
+    Args:
+        environment: places in the environment where the setting shows.
+        follows: subjects that change the setting anyway.
+    """
     remedy = f"set the same execution.{name} for both"
     return _Fact(
         Role.CONFOUNDER, environment, (f"execution.{name}",), remedy, follows, may_be_subject=True
@@ -102,7 +121,12 @@ def _setting(name: str, *environment: str, follows: tuple[str, ...] = ()) -> _Fa
 
 
 def _board(remedy: str, *names: str) -> _Fact:
-    """Return a fact about a board that differs between products."""
+    """Return a fact about a GPU board: a confounder, unless the boards are of different products.
+
+    Args:
+        remedy: what to do about a difference.
+        names: names of device facts.
+    """
     return _Fact(
         Role.CONFOUNDER, tuple(f"device.{name}" for name in names), help=remedy, follows=("device",)
     )
@@ -164,6 +188,12 @@ FACTS = {
     ),
     "data": _Fact(Role.CONFOUNDER, plan=("data",), help="set the same data= for both"),
     "cache": _Fact(Role.CONFOUNDER, plan=("cache",), help="set the same cache= for both"),
+    "target": _Fact(
+        Role.CONFOUNDER,
+        plan=("mode.train.target_accuracy",),
+        help="set the same mode.train.target_accuracy for both",
+        measures=("time_to_accuracy",),
+    ),
     "perfexp": _Fact(
         Role.CONFOUNDER, ("perfexp",), help="measure both with one version of perfexp"
     ),
@@ -188,7 +218,7 @@ ALLOWABLE = (
 
 
 def check_allowed(keys: Collection[str]) -> None:
-    """Raise UserError for a key that is not a confounder."""
+    """Raise UserError for a key that is not a confounder; commands check `--allow` with it."""
     for key in keys:
         if key not in ALLOWABLE:
             text = f"--allow {key}: there is no such confounder. {did_you_mean(key, ALLOWABLE)}"
@@ -196,13 +226,20 @@ def check_allowed(keys: Collection[str]) -> None:
 
 
 def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) -> list[Difference]:
-    """Return the facts that differ between two runs: the subject first, then confounders."""
+    """Return the facts that differ between two runs: the subject first, then confounders.
+
+    Most facts are differences in `FACTS`. Some need both records: the number format of `precision`,
+    the user's own source files, and facts that only matter if something else was measured.
+
+    Args:
+        allowed: keys of confounders that the user accepts.
+    """
     sides = (baseline, other)
     differing = {}
     for key, fact in FACTS.items():
         if texts := _difference(fact, baseline, other):
             differing[key] = texts
-    before, after = (subject(one.plan, one.environment).number_format for one in sides)
+    before, after = (subject(record.plan, record.environment).number_format for record in sides)
     # with torch's own flags, the precision depends on the device
     if "precision" in differing or before != after:
         differing["precision"] = before, after
@@ -223,9 +260,10 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
     if "seed" in roles and not all(map(_has_accuracy, sides)):
         roles["seed"] = Role.NEUTRAL  # a seed does not change times
     subjects = {key for key, role in roles.items() if role is Role.SUBJECT}
-    found = []
+    result = []
     for key, (before, after) in differing.items():
         fact, role = FACTS[key], roles[key]
+        # without another subject, a setting that the plans differ in is what the user varied
         if fact.may_be_subject and subjects <= _INCIDENTAL:
             for place in fact.plan:
                 if fact_at(baseline.plan, place) != fact_at(other.plan, place):
@@ -233,10 +271,10 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
         if subjects & set(fact.follows):
             role = Role.SUBJECT
         if role is Role.CONFOUNDER:
-            found.append(_confounder(key, before, after, allowed, fact.measures, fact.help))
+            result.append(_confounder(key, before, after, allowed, fact.measures, fact.help))
         else:
-            found.append(Difference(key=key, role=role, baseline=before, other=after))
-    return sorted(found, key=lambda difference: list(Role).index(difference.role))
+            result.append(Difference(key=key, role=role, baseline=before, other=after))
+    return sorted(result, key=lambda difference: list(Role).index(difference.role))
 
 
 def _has_training(record: Record) -> bool:
@@ -255,7 +293,12 @@ def point_differences(
     """Return the confounders for a pair of points.
 
     These cover `device` and rate methods, process start, meters and diagnostics with severity
-    `error`.
+    `error`. Each affects certain measures only.
+
+    Args:
+        baseline: record, and the point in each process that measured it.
+        other: the same for the other side.
+        allowed: keys of confounders that the user accepts.
     """
     facts = []
     for record, points in (baseline, other):
@@ -266,12 +309,14 @@ def point_differences(
             "meter": fact_at(record.environment, "device.uuid"),
         }
         facts.append(methods)
+    # two meters matter only if their known errors could explain the difference in energy
     if not _within_meters(baseline[1], other[1]):
         facts[0]["meter"] = None
+    # on a CPU, a forked process shares memory with its fork server
     of_start: tuple[str, ...] = _OF_HOST
     if fact_at(baseline[0].environment, "device.kind") == "cpu":
         of_start += ("memory",)
-    found = []
+    confounders = []
     for key, measures, remedy in (
         ("device_method", ("device", "cycles"), "set execution.cuda_graph=true for both"),
         (
@@ -288,16 +333,16 @@ def point_differences(
     ):
         before, after = facts[0][key], facts[1][key]
         if None not in (before, after) and before != after:
-            found.append(_confounder(key, str(before), str(after), allowed, measures, remedy))
+            confounders.append(_confounder(key, str(before), str(after), allowed, measures, remedy))
     errors, other_errors = _errors(*baseline), _errors(*other)
     for code in errors | other_errors:
         before = errors.get(code, "no such error")
         after = other_errors.get(code, "no such error")
         measures = ("energy",) if code.startswith("meter_") else ()
-        found.append(
+        confounders.append(
             _confounder("diagnostics", before, after, allowed, measures, f"fix the cause of {code}")
         )
-    return found
+    return confounders
 
 
 def _process_start(record: Record, points: Sequence[Point]) -> str | None:
@@ -326,7 +371,10 @@ def _rate_method(record: Record, points: Sequence[Point]) -> str | None:
 
 
 def _within_meters(*sides: Sequence[Point]) -> bool:
-    """Return whether energies differ by no more than two meters' known errors."""
+    """Return whether energies differ by no more than two meters' known errors.
+
+    True if the meters' errors are unknown; False if an energy is.
+    """
     energies, errors = [], []
     for points in sides:
         energies.append(_first_value(points, SINGLES["energy"]))
@@ -338,6 +386,7 @@ def _within_meters(*sides: Sequence[Point]) -> bool:
 
 
 def _first_value(points: Sequence[Point], name: str) -> float | None:
+    """Return a metric's first value other than 0 in some points; None if there is none."""
     for point in points:
         metric = point.metric(name)
         if metric and metric.value:
@@ -353,6 +402,14 @@ def _confounder(
     measures: tuple[str, ...],
     remedy: str,
 ) -> Difference:
+    """Return a difference that is a confounder.
+
+    Args:
+        before: the baseline's value in words.
+        after: the other side's value in words.
+        allowed: keys of confounders that the user accepts.
+        measures: measures that it affects; empty for all measures.
+    """
     return Difference(
         key=key,
         role=Role.CONFOUNDER,
@@ -365,7 +422,7 @@ def _confounder(
 
 
 def _errors(record: Record, points: Sequence[Point]) -> dict[str, str]:
-    """Return messages of `error` diagnostics by code."""
+    """Return messages of `error` diagnostics of a record and its points, by code."""
     doubts = [*record.doubts]
     for point in points:
         doubts += point.doubts
@@ -373,7 +430,11 @@ def _errors(record: Record, points: Sequence[Point]) -> dict[str, str]:
 
 
 def _difference(fact: _Fact, baseline: Record, other: Record) -> tuple[str, str] | None:
-    """Return both sides of a differing fact as texts; None without a difference."""
+    """Return both sides of a differing fact as texts, such as two device names.
+
+    None without a difference. The texts name the places in which the sides differ, three at most,
+    unless the fact's own name says enough.
+    """
     facts: list[dict[str, Any]] = []
     settings: list[dict[str, Any]] = []
     for record in (baseline, other):
@@ -390,7 +451,7 @@ def _difference(fact: _Fact, baseline: Record, other: Record) -> tuple[str, str]
             places.append(place)
     if not places:
         return None
-    # a name stands for the settings behind it
+    # a name, such as `model.name`, stands for the settings behind it
     named = [place for place in places if place.endswith(".name")]
     shown = (named or places)[:_SHOWN]
     leaves_shown = {place.rpartition(".")[2] for place in shown}
@@ -421,7 +482,7 @@ def _tf32_of_vendors(*sides: Record) -> tuple[str, str] | None:
 
 
 def _leaves(value: Any, place: str) -> dict[str, Any]:
-    """Return the values below a place in a plan, without implementing classes."""
+    """Return the values below a place in a plan, by place, without implementing classes."""
     if not isinstance(value, Mapping):
         return {place: value}
     leaves: dict[str, Any] = {}
@@ -432,6 +493,11 @@ def _leaves(value: Any, place: str) -> dict[str, Any]:
 
 
 def _text(values: Mapping[str, Any], places: list[str], is_named: bool) -> str:
+    """Return one side's values at some places in words, on one line.
+
+    Args:
+        is_named: whether each value follows the last part of its place, as in `count 2`.
+    """
     words = []
     for place in places:
         value = values.get(place)

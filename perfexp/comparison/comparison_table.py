@@ -1,4 +1,8 @@
-"""Comparison table: a comparison in words, as grids for console and Markdown, and as CSV lines."""
+"""Comparison table: a comparison in words, as grids for console and Markdown, and as CSV lines.
+
+Everything here is a pure function of a `Comparison`. `sections` yields the whole report, side by
+side; `conclusion` is its sentence; `csv_lines` are the pairs. A `Grid` is a table with notes below.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +46,7 @@ _DEVICE_RATIOS = {
     "throughput_ratio": "throughput ratio",
     "memory_efficiency": "memory efficiency (samples/s per byte of peak memory)",
 }
+#: Advice if another measure should decide.
 _NEW_RUN = (
     "for a verdict on another measure start a new perfexp ab with --metric NAME in a new folder"
 )
@@ -54,6 +59,7 @@ MARKS = {
     Verdict.UNDECIDED: ("?", "yellow"),
     Verdict.NOT_COMPARABLE: ("✕", "magenta"),
 }
+#: Formats of a figure by its unit, given the value and the number of digits.
 _FORMATS: dict[str, Callable[[float, int], str]] = {
     "seconds": units.format_seconds,
     "bytes": lambda value, _: units.format_bytes(value),
@@ -80,18 +86,18 @@ _MOST_KERNELS = 3
 def title(comparison: Comparison, side: SideFacts) -> str:
     """Return a line that names two sides and the subject of their comparison."""
     baseline = comparison.sides[0]
-    subject = [one.text for one in side.differences if one.role is Role.SUBJECT]
+    subject = [item.text for item in side.differences if item.role is Role.SUBJECT]
     return f"{side.name} against {baseline.name}: {'; '.join(subject) or 'the same subject'}"
 
 
 def doubts(comparison: Comparison, side: SideFacts) -> list[str]:
     """Return lines that qualify two sides' figures: algorithm coverage and diagnostic codes."""
     shares, codes, lines = [], [], []
-    for one in (comparison.sides[0], side):
-        if one.coverage:
-            shares.append(f"{one.name} {one.coverage}")
-        if one.warnings:
-            codes.append(f"{one.name} {', '.join(one.warnings)}")
+    for facts in (comparison.sides[0], side):
+        if facts.coverage:
+            shares.append(f"{facts.name} {facts.coverage}")
+        if facts.warnings:
+            codes.append(f"{facts.name} {', '.join(facts.warnings)}")
     if shares:
         lines.append(f"algorithm coverage, of the convolutions' FLOPs: {'; '.join(shares)}")
     if codes:
@@ -100,7 +106,7 @@ def doubts(comparison: Comparison, side: SideFacts) -> list[str]:
 
 
 def _unexplained(comparison: Comparison, side: SideFacts) -> list[str]:
-    """Return a line on points whose layers are left out: profiled and timed calls disagree."""
+    """Return a line on points with layers that disagree with the timed call; empty without any."""
     points: dict[str, bool] = {}
     for line in comparison.layers:
         if line.side == side.name:
@@ -140,12 +146,11 @@ def header(comparison: Comparison) -> list[str]:
 
 def _processes(comparison: Comparison) -> list[str]:
     """Describe how many processes measured the times, e.g. `3 processes of each side`."""
-    counts: dict[str, set[int]] = {}
+    counts: dict[str, set[int]] = {}  # numbers of processes that occur, by side
     for pair in comparison.pairs:
         if MEASURES[pair.measure].is_time:
-            for name, count in zip(
-                (comparison.sides[0].name, pair.side), pair.processes, strict=True
-            ):
+            names = comparison.sides[0].name, pair.side
+            for name, count in zip(names, pair.processes, strict=True):
                 counts.setdefault(name, set()).add(count)
     of_all = set().union(*counts.values())
     if len(of_all) < 2:
@@ -156,13 +161,19 @@ def _processes(comparison: Comparison) -> list[str]:
 
 
 def _counted(processes: int) -> str:
+    """Return a number of processes in words."""
     if processes == 1:
         return "1 process"
     return f"{processes} processes"
 
 
 def interval_words(level: float) -> str:
-    """Describe interval confidence; all looks at alternating runs share 5 %."""
+    """Describe the intervals' confidence.
+
+    Args:
+        level: error probability of an interval; 5 %, or less if processes alternated, because all
+            looks then share 5 %. It is 0 before the first look.
+    """
     if not level:
         return f"no intervals before {sequential.LEAST} processes of each side"
     text = f"{confidence(level)} intervals"
@@ -172,14 +183,14 @@ def interval_words(level: float) -> str:
 
 
 def confidence(level: float) -> str:
-    """Return the interval confidence for a level, for example `95 %`."""
+    """Return the confidence of intervals with an error probability, for example `95 %` for 0.05."""
     return f"{units.digits(100 * (1 - level)).removesuffix('.0')} %"
 
 
 def grid(comparison: Comparison, side: SideFacts) -> Grid:
-    """Return a side's ratios to the baseline, in document order.
+    """Return the table of a side's ratios to the baseline, in document order, with its notes.
 
-    A point that all pairs share is in the header instead.
+    A column that would say the same for all pairs is left out: the point is in the header then.
     """
     pairs = comparison.of_side(side.name)
     baseline = comparison.sides[0].name
@@ -214,6 +225,7 @@ def grid(comparison: Comparison, side: SideFacts) -> Grid:
 
 
 def _own(value: float, unit: str, is_estimated: bool) -> str:
+    """Return a side's figure with its unit; ≈ marks an estimate."""
     text = figure(value, unit)
     if is_estimated:
         return f"≈ {text}"
@@ -221,7 +233,7 @@ def _own(value: float, unit: str, is_estimated: bool) -> str:
 
 
 def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
-    """Return notes on how to read the figures next to `perfexp show`."""
+    """Return notes below the table on how to read the figures, as far as they occur."""
     measures, undefined, notes = set(), dict[str, None](), []
     is_estimate = is_mean = is_alone = False
     for pair in pairs:
@@ -257,7 +269,7 @@ def _figure_notes(pairs: Sequence[Compared]) -> list[str]:
 
 
 def _clock_note(pairs: Sequence[Compared]) -> list[str]:
-    """Return how often the verdicts on time and cycles agree; empty without cycles."""
+    """Return a note on how often the verdicts on time and cycles agree; empty without cycles."""
     judged = [pair.clock for pair in pairs if pair.clock is not None]
     if not judged:
         return []
@@ -285,7 +297,7 @@ def _means(comparison: Comparison, side: SideFacts) -> list[str]:
 
 
 def in_words(summary: DeviceSummary) -> str:
-    """Return a summary as a line; ≈ marks an undecided ratio."""
+    """Return the summary of a device's phase as a line; ≈ marks an undecided ratio."""
     texts = []
     for name, word in _DEVICE_RATIOS.items():
         if (value := getattr(summary, name)) is not None:
@@ -297,7 +309,7 @@ def in_words(summary: DeviceSummary) -> str:
 
 
 def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
-    """Return remedies for a side's undecided pairs, by reason."""
+    """Return notes on what would decide a side's undecided pairs; empty if all are decided."""
     undecided = with_verdict(pairs, Verdict.UNDECIDED)
     if not undecided:
         return []
@@ -328,7 +340,7 @@ def remedies(side: SideFacts, pairs: Sequence[Compared]) -> list[str]:
 
 
 def _in_turn(side: SideFacts, pairs: Sequence[Compared]) -> str:
-    """Return the remedy for undecided pairs if the processes alternated."""
+    """Return the remedy for undecided pairs if the processes alternated (`perfexp ab`)."""
     fewest = min(min(pair.processes) for pair in with_verdict(pairs, Verdict.UNDECIDED))
     if fewest >= sequential.MOST:
         return (
@@ -351,9 +363,10 @@ def _in_turn(side: SideFacts, pairs: Sequence[Compared]) -> str:
 
 
 def _deciding(side: SideFacts, pairs: Sequence[Compared]) -> list[Compared]:
-    """Return the deciding pairs: those that end `perfexp ab`, or the first time.
+    """Return the pairs that decide which side is better.
 
-    Empty if not all of them are in `pairs`.
+    These are the pairs with the measures that end `perfexp ab`, or by default each point's first
+    time. The result is empty if `pairs` lacks one of those measures.
     """
     wanted = side.decided_by or DECISIVE
     deciding = [pair for pair in pairs if pair.measure in wanted]
@@ -380,6 +393,7 @@ def time_ratio(pair: Compared) -> Interval:
 
 
 def _inverse(ratio: Interval) -> Interval:
+    """Return 1 / ratio, with the ends of its interval exchanged."""
     return Interval(
         value=1 / ratio.value, low=ratio.high and 1 / ratio.high, high=ratio.low and 1 / ratio.low
     )
@@ -393,29 +407,29 @@ def verdict_of(pair: Compared) -> str:
 def confounders(side: SideFacts) -> list[str]:
     """Return a line for each confounder of a side, with values and remedy."""
     lines = []
-    for one in side.differences:
-        if one.role is Role.CONFOUNDER:
-            line = f"{one.key}: {one.baseline} → {one.other}"
-            if one.measures:
-                line += f" ({', '.join(one.measures)} only)"
-            if one.allowed:
+    for item in side.differences:
+        if item.role is Role.CONFOUNDER:
+            line = f"{item.key}: {item.baseline} → {item.other}"
+            if item.measures:
+                line += f" ({', '.join(item.measures)} only)"
+            if item.allowed:
                 line += ", allowed"
             else:
-                line += f"; {one.help}, or accept it with --allow {one.key}"
+                line += f"; {item.help}, or accept it with --allow {item.key}"
             lines.append(line)
     return lines
 
 
 def alone(comparison: Comparison, side: SideFacts) -> list[str]:
-    """Return points and measures that only this side or only the baseline has."""
+    """Return a line for each point and measure that only this side or only the baseline has."""
     lines, measures = [], Counter[str]()
-    for one in comparison.alone:
-        if side.name not in (one.side, one.against):
+    for item in comparison.alone:
+        if side.name not in (item.side, item.against):
             continue
-        if one.measure:
-            measures[f"{one.side}: {one.measure}"] += 1
+        if item.measure:
+            measures[f"{item.side}: {item.measure}"] += 1
         else:
-            lines.append(f"{one.side}: {alone_of(one)}")
+            lines.append(f"{item.side}: {alone_of(item)}")
     for measure, count in measures.items():
         lines.append(f"{measure} of {units.counted(count, 'point')}")
     return lines
@@ -432,7 +446,13 @@ def alone_of(one: Alone) -> str:
 
 
 def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False) -> Grid | None:
-    """Return the layers that contribute most to a side's differences; None without layers."""
+    """Return a table of the layers that contribute most to a side's differences.
+
+    None without layers that agree with the timed calls.
+
+    Args:
+        has_kernels: whether the table names the layers' kernels.
+    """
     lines = [line for line in comparison.layers if line.side == side.name and line.agrees]
     lines.sort(key=lambda line: -abs(line.other_seconds - line.baseline_seconds))
     if not lines:
@@ -468,7 +488,10 @@ def _kernels(*sides: Sequence[str]) -> tuple[str, str]:
 
 
 def explained(comparison: Comparison, side: SideFacts) -> list[str]:
-    """Return how to read a side's layers, and how much of the time differences they explain."""
+    """Return notes on how to read a side's layers, and how much of the difference they explain.
+
+    Empty without layers.
+    """
     sums: dict[str, float] = {}
     for line in comparison.layers:
         if line.side == side.name and line.agrees:
@@ -553,7 +576,11 @@ def _answer(comparison: Comparison, side: SideFacts) -> str:
 
 
 def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str) -> str:
-    """Describe the deciding pair's verdict."""
+    """Describe the verdict of a single deciding pair, for example `B is 1.3× faster than A`.
+
+    Args:
+        names: the deciding measure in words.
+    """
     one, two = comparison.sides[0].name, side.name
     if pair.verdict is Verdict.NOT_COMPARABLE:
         why = [line for line in confounders(side) if line.partition(":")[0] in pair.confounders]
@@ -580,7 +607,7 @@ def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str
 
 
 def _would_decide(side: SideFacts, pair: Compared) -> str:
-    """Return the remedy that would probably decide an undecided pair."""
+    """Return what would probably decide an undecided pair, as the end of a sentence."""
     if side.level < ALPHA and min(pair.processes) < sequential.MOST:
         return "repeat perfexp ab with output_dir=DIR and a longer --max-seconds"
     if pair.further_processes:
@@ -593,7 +620,10 @@ def _would_decide(side: SideFacts, pair: Compared) -> str:
 
 
 def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:
-    """Return a line per pair, with the names in comparison.json; lists become texts."""
+    """Return a line per pair for a CSV file, with the names in comparison.json.
+
+    The key's fields become columns, pairs of values become two columns, and lists become texts.
+    """
     lines = []
     for pair in comparison.pairs:
         line = msgspec.to_builtins(pair)
@@ -606,7 +636,7 @@ def csv_lines(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def sections(comparison: Comparison, *, has_kernels: bool = False) -> Iterator[Section]:
-    """Yield the header, then the sections of each side (see `of_side`)."""
+    """Yield the whole report: the header, then the sections of each side (see `of_side`)."""
     yield Section("", header(comparison))
     for side in comparison.sides[1:]:
         yield from of_side(comparison, side, has_kernels=has_kernels)
@@ -615,16 +645,20 @@ def sections(comparison: Comparison, *, has_kernels: bool = False) -> Iterator[S
 def of_side(
     comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
 ) -> Iterator[Section]:
-    """Yield a side's title, table, lists and layers; empty parts are left out."""
+    """Yield a side's title, table, lists and layers; empty parts are left out.
+
+    Args:
+        has_kernels: whether the table of layers names their kernels.
+    """
     yield Section(title(comparison, side), doubts(comparison, side))
     yield Section("", grid(comparison, side))
     clocks, neutral, missing = [], [], []
     for pair in comparison.of_side(side.name):
         if pair.clock:
             clocks.append(f"{pair.point}: {pair.clock}")
-    for one in side.differences:
-        if one.role is Role.NEUTRAL:
-            neutral.append(f"{one.key}: {one.baseline} → {one.other}")
+    for item in side.differences:
+        if item.role is Role.NEUTRAL:
+            neutral.append(f"{item.key}: {item.baseline} → {item.other}")
     for facts in (comparison.sides[0], side):
         missing += [f"{facts.name}: {line}" for line in facts.missing]
     parts: dict[str, Grid | list[str] | None] = {
@@ -641,20 +675,21 @@ def of_side(
 
 
 def ratio_text(ratio: Interval) -> str:
-    """Return a ratio with its interval."""
+    """Return a ratio with its interval in words, for example `1.302 ± 0.8 %`."""
     digits = _RATIO_DIGITS if ratio.value >= 1 else _RATIO_DIGITS - 1
     ends = " … ".join(units.digits(end) for end in (ratio.low, ratio.high) if end is not None)
     return with_width(ratio, units.digits(ratio.value, digits), ends)
 
 
 def figure(value: float, unit: str) -> str:
-    """Return a figure with its unit."""
+    """Return a figure with its unit, formatted for reports, for example `12.3 ms`."""
     if unit in _FORMATS:
         return _FORMATS[unit](value, _DIGITS)
     return units.digits(value, _DIGITS) + unit.removeprefix("samples").removeprefix("1")
 
 
 def _signed(seconds: float) -> str:
+    """Return a time difference with its sign and unit."""
     return f"{'+' if seconds > 0 else '-'}{units.format_seconds(abs(seconds), 3)}"
 
 

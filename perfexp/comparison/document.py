@@ -1,4 +1,7 @@
-"""Document: a comparison as versioned JSON, comparison.json."""
+"""Document: a comparison as versioned JSON, comparison.json.
+
+`judging.compare` builds it; reports, plots, CSV files and `perfexp check` read it.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,18 @@ class Verdict(StrEnum):
 
 
 class Compared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """One figure of two points.
+    """One figure of two points: a pair, for short.
 
     Attributes:
         side: name of the other side; the baseline is `A`.
         point: identity in words, without the words common to all pairs.
         curve: identity in words, without the input size.
+        model: name of the baseline's model.
         key: key of the baseline's point.
+        measure: name in `measures.MEASURES`.
+        unit: SI unit of both figures.
         baseline: the baseline's figure in `unit`, as a geometric mean over its processes.
+        other: the other side's figure.
         processes: number of processes of the baseline and of the other side.
         estimated: whether each side's figure is estimated from others, or has too few samples for
             an interval.
@@ -78,7 +85,11 @@ class SideFacts(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields
     """One side: name, the user's argument, runs, and differences from the baseline.
 
     Attributes:
+        name: `A` for the baseline, then `B`, …
+        source: the user's argument.
+        runs: names of the runs.
         missing: runs without a record.
+        differences: facts that differ from the baseline's, for all pairs together.
         level: level of a single verdict, 1 minus interval confidence; below 5 % if `perfexp ab`
             measured both sides.
         decided_by: measures that decide in `perfexp ab`. Empty for each point's first time; None if
@@ -103,8 +114,11 @@ class Alone(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     """Point, or measure at a point, that only one side has.
 
     Attributes:
+        side: name of the side that has it.
+        point: the point in words.
         against: name of the side without it.
         status: status of the point on that side, if it tried.
+        measure: the measure; None for a whole point.
     """
 
     side: str
@@ -115,9 +129,14 @@ class Alone(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
 
 class Mean(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Geometric mean over one measure and phase, with its 95 % interval over models.
+    """Geometric mean ratio over one measure and phase, with its 95 % interval over models.
 
-    The interval is None if there are too few models.
+    Attributes:
+        ratio: mean of the other side's figure over the baseline's.
+        low: lower end of the interval; None if there are too few models.
+        high: upper end of the interval.
+        pairs: number of pairs in the mean.
+        models: number of models in the mean.
     """
 
     side: str
@@ -156,6 +175,8 @@ class LayerDifference(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_
     """Contribution of a layer to the difference between two calls.
 
     Attributes:
+        point: the point in words.
+        layer: name of the layer.
         which: pass, for example `forward`.
         baseline_seconds: profiled median time in the first process, including the gap before the
             layer; 0 if the baseline does not have the layer.
@@ -183,13 +204,19 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
     """Complete result of a comparison; comparison.json.
 
     Attributes:
+        schema_version: version of the JSON's structure.
         perfexp_version: perfexp version that compared.
         margin: largest difference that counts as the same; see `judging.Settings`.
         fdr: tolerated share of false verdicts among all verdicts other than UNDECIDED.
         allowed: confounders that the user accepts.
         constant: facts common to all pairs, in words.
+        sides: the baseline first.
         pairs: all figures by measure. They are in batch order if only the batch size varies;
             otherwise the largest regressions come first.
+        means: geometric means over several pairs.
+        alone: points and measures that only one side has.
+        layers: layers' contributions to the differences.
+        devices: summaries of sides on another device than the baseline's.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -206,7 +233,7 @@ class Comparison(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_field
     devices: tuple[DeviceSummary, ...] = ()
 
     def of_side(self, name: str) -> list[Compared]:
-        """Return one side's pairs."""
+        """Return the pairs of the side with this name."""
         return [pair for pair in self.pairs if pair.side == name]
 
     def to_json(self) -> bytes:

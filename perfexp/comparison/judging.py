@@ -1,4 +1,9 @@
-"""Judging: ratios and verdicts for all pairs of two or more sides."""
+"""Judging: ratios and verdicts for all pairs of two or more sides.
+
+`compare` is the way in: commands, the sweep's tables and `perfexp ab` call it with two or more
+sides (`pairing.Side`) and get a `Comparison`. A draft is one figure of a pair before its verdict is
+known: verdicts depend on all drafts of a measure, because of the false discovery rate.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +44,7 @@ from perfexp.version import __version__
 
 #: Measures that can decide; the first that both runs have is used.
 DECISIVE = (*DEVICE_TIMES, "latency", "throughput")
+#: Verdicts in reports that do not depend on the measure.
 _WORDS = {
     Verdict.SAME: "SAME",
     Verdict.UNDECIDED: "UNDECIDED",
@@ -82,7 +88,14 @@ class Settings:
 
 @dataclass(kw_only=True)
 class _Draft:
-    """One figure of a pair, and its verdict once it is known."""
+    """One figure of a pair, and its verdict once it is known.
+
+    Attributes:
+        figures: the baseline's figure and the other side's.
+        ratio: other over baseline; None if either is 0.
+        confounders: differing facts that affect this measure.
+        level: error probability of the ratio's interval; 0 for no interval.
+    """
 
     measure: str
     figures: tuple[Repeats, Repeats]
@@ -90,6 +103,18 @@ class _Draft:
     confounders: tuple[Difference, ...]
     level: float
     verdict: Verdict = Verdict.UNDECIDED
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether the figures themselves decide, because neither varies with a seed."""
+        is_known = all(one.within is not None for one in self.figures)
+        return MEASURES[self.measure].is_exact and is_known
+
+    def relative(self, margin: float) -> float:
+        """Return a margin as a ratio minus 1; the margin of exact measures is a difference."""
+        if MEASURES[self.measure].is_exact and self.figures[0].mean:
+            return margin / self.figures[0].mean
+        return margin
 
     @property
     def is_comparable(self) -> bool:
@@ -103,14 +128,21 @@ class _Draft:
         """
         if not self.level or not self.ratio:
             return 1.0, 1.0
-        scale = ALPHA / self.level
+        scale, margin = ALPHA / self.level, self.relative(margin)
         beyond, within = scale * self.ratio.p_beyond(margin), scale * self.ratio.p_within(margin)
         return min(1.0, beyond), min(1.0, within)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Pair:
-    """Two points that belong together, the baseline's first."""
+class Pair:
+    """Two points that belong together, the baseline's first.
+
+    Attributes:
+        side: name of the other side.
+        differences: facts in which the two runs or the two points differ.
+        level: level of the last look if the processes alternated (`perfexp ab`); None otherwise.
+        drafts: the pair's figures, by measure.
+    """
 
     side: str
     points: tuple[Measurement, Measurement]
@@ -119,25 +151,30 @@ class _Pair:
     drafts: dict[str, _Draft] = field(default_factory=dict)
 
     def draft(self, measures: Collection[str]) -> None:
-        """Compute the ratios for the measures that both points have."""
+        """Compute the ratios for the measures that both points have, and add them to `drafts`.
+
+        Args:
+            measures: measures that the user compares.
+        """
         baselines, others = self.points[0].figures, self.points[1].figures
         for measure in MEASURES:
             if measure not in measures or measure not in baselines or measure not in others:
                 continue
-            level, one, two = self.level, baselines[measure], others[measure]
+            level, baseline, other = self.level, baselines[measure], others[measure]
             if level is not None:  # alternating processes were forked from the same server
-                one, two = one.without_server(), two.without_server()
-            ratio = ratios.log_ratio(two, one) if one.mean and two.mean else None
-            if ratio and level is None and len(one.values) == len(two.values) == 1:
+                baseline, other = baseline.without_server(), other.without_server()
+            ratio = ratios.log_ratio(other, baseline) if baseline.mean and other.mean else None
+            # a single process of each side: a wider interval
+            if ratio and level is None and len(baseline.values) == len(other.values) == 1:
                 ratio = replace(ratio, degrees=min(ratio.degrees, _ALONE_DEGREES))
                 level = _ALONE
-            if ratio and level == 0:
+            if ratio and level == 0:  # too few processes for the first look
                 ratio = LogRatio(value=ratio.value)
             self.drafts[measure] = _Draft(
                 measure=measure,
-                figures=(one, two),
+                figures=(baseline, other),
                 ratio=ratio,
-                confounders=tuple(each for each in self.differences if each.affects(measure)),
+                confounders=tuple(item for item in self.differences if item.affects(measure)),
                 level=ALPHA if level is None else level,
             )
 
@@ -149,11 +186,11 @@ class _Pair:
         comparable, or if the device kinds differ.
         """
         time = next(filter(self.drafts.__contains__, DEVICE_TIMES), "")
-        one, two = self.points
+        baseline, other = self.points
         if (
             not time
             or "cycles" not in self.drafts
-            or one.features["device"] != two.features["device"]
+            or baseline.features["device"] != other.features["device"]
         ):
             return {}
         verdicts = self.drafts[time].verdict, self.drafts["cycles"].verdict
@@ -170,8 +207,9 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     all pairs of the measure, over all sides. The procedure is applied separately to differences and
     to SAME.
 
-    Exact measures have no interval: the figures themselves decide. If processes alternated until a
-    verdict was reached, that look's level applies (`statistics.sequential`).
+    Exact measures have no interval: the figures themselves decide, except for trainings to a target
+    accuracy. If processes alternated until a verdict was reached, that look's level applies
+    (`statistics.sequential`).
 
     Raises:
         UserError: two sides contain the same run, or two sides have no points to pair.
@@ -182,10 +220,10 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     for other, matching in matched:
         if not matching.pairs:
             raise UserError(_nothing_in_common(baseline, other))
-    pairs, alone, facts = list[_Pair](), list[Alone](), [baseline.facts]
+    pairs, alone, facts = list[Pair](), list[Alone](), [baseline.facts]
     for other, matching in matched:
         differences: dict[Difference, None] = {}
-        for pair in _pairs(other, matching, settings):
+        for pair in drafted_pairs(other, matching, settings):
             pairs.append(pair)
             differences |= dict.fromkeys(pair.differences)
         level = ALPHA if matching.level is None else matching.level
@@ -195,6 +233,7 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
         alone += matching.alone
     judge([draft for pair in pairs for draft in pair.drafts.values()], settings)
     every = [point for pair in pairs for point in pair.points]
+    # labels name what varies among the baseline's points
     names = pairing.varying(every[::2]) or list(KEY_FIELDS[1:])
     compared, layers = list[Compared](), list[LayerDifference]()
     for pair in pairs:
@@ -217,50 +256,66 @@ def compare(sides: Sequence[Side], settings: Settings) -> Comparison:
     )
 
 
-def _pairs(other: Side, matching: Matching, settings: Settings) -> Iterator[_Pair]:
-    """Yield a side's pairs with their ratios; each pair of runs is checked once."""
+def drafted_pairs(other: Side, matching: Matching, settings: Settings) -> Iterator[Pair]:
+    """Yield a side's pairs with their differences and ratios.
+
+    The facts of two runs are compared once, not for each of their points.
+    """
     known: dict[tuple[int, int], list[Difference]] = {}
-    for one, two in matching.pairs:
-        runs = id(one.record), id(two.record)
+    for point, other_point in matching.pairs:
+        runs = id(point.record), id(other_point.record)
         if runs not in known:
-            known[runs] = comparability.differences(one.record, two.record, settings.allowed)
+            known[runs] = comparability.differences(
+                point.record, other_point.record, settings.allowed
+            )
         of_points = comparability.point_differences(
-            (one.record, one.points), (two.record, two.points), settings.allowed
+            (point.record, point.points), (other_point.record, other_point.points), settings.allowed
         )
         differences = (*known[runs], *of_points)
-        pair = _Pair(
-            side=other.name, points=(one, two), differences=differences, level=matching.level
+        pair = Pair(
+            side=other.name,
+            points=(point, other_point),
+            differences=differences,
+            level=matching.level,
         )
         pair.draft(settings.measures)
         yield pair
 
 
 def _measures_alone(
-    baseline: str, pair: _Pair, names: Sequence[str], settings: Settings
+    baseline: str, pair: Pair, names: Sequence[str], settings: Settings
 ) -> Iterator[Alone]:
-    """Yield the measures that only a single point in the pair has."""
-    one, two = pair.points
+    """Yield the measures that only one of the pair's points has.
+
+    Args:
+        baseline: name of the baseline's side.
+        names: fields and features that label the point.
+    """
+    point, other_point = pair.points
     for measure in MEASURES:
-        is_alone = (measure in one.figures) is not (measure in two.figures)
+        is_alone = (measure in point.figures) is not (measure in other_point.figures)
         if measure not in settings.measures or not is_alone:
             continue
-        side, against, lacking = baseline, pair.side, two
-        if measure in two.figures:
-            side, against, lacking = pair.side, baseline, one
+        side, against, lacking = baseline, pair.side, other_point
+        if measure in other_point.figures:
+            side, against, lacking = pair.side, baseline, point
         if measure == GRAPH and "device" in pair.drafts:
-            own = (point for point in lacking.points if point.key == lacking.key)
-            if not any(point.metric(f"{GRAPH}_seconds") for point in own):
-                continue  # the run's other points decide which points it is measured at
-        yield Alone(side=side, point=pairing.label(one, names), against=against, measure=measure)
+            own = (item for item in lacking.points if item.key == lacking.key)
+            if not any(item.metric(f"{GRAPH}_seconds") for item in own):
+                continue  # a run has graph times at some of its points only, chosen among all
+        yield Alone(side=side, point=pairing.label(point, names), against=against, measure=measure)
 
 
 def judge(drafts: Sequence[_Draft], settings: Settings) -> None:
-    """Set each figure's verdict."""
+    """Set each figure's verdict; see `compare` for the rules.
+
+    Figures start as UNDECIDED and remain so unless a rule applies.
+    """
     judged: dict[str, list[_Draft]] = {}
     for draft in drafts:
         if not draft.is_comparable:
             draft.verdict = Verdict.NOT_COMPARABLE
-        elif MEASURES[draft.measure].is_exact:
+        elif draft.is_exact:
             _judge_exact(draft, settings.margin)
         else:
             judged.setdefault(draft.measure, []).append(draft)
@@ -276,6 +331,7 @@ def judge(drafts: Sequence[_Draft], settings: Settings) -> None:
 
 
 def _better_or_worse(draft: _Draft) -> Verdict:
+    """Return the verdict for a difference beyond the margin, by the measure's direction."""
     baseline, other = draft.figures
     is_lower = other.mean < baseline.mean
     if is_lower is MEASURES[draft.measure].is_better_if_lower:
@@ -291,7 +347,12 @@ def _judge_exact(draft: _Draft, margin: float) -> None:
         draft.verdict = Verdict.SAME
 
 
-def _compared(pair: _Pair, draft: _Draft, names: Sequence[str], settings: Settings) -> Compared:
+def _compared(pair: Pair, draft: _Draft, names: Sequence[str], settings: Settings) -> Compared:
+    """Return a judged figure for the document, with its interval and further processes to add.
+
+    Args:
+        names: fields and features that label the point.
+    """
     measure, ratio, point = MEASURES[draft.measure], draft.ratio, pair.points[0]
     baseline, other = draft.figures
     processes = len(baseline.values), len(other.values)
@@ -300,13 +361,17 @@ def _compared(pair: _Pair, draft: _Draft, names: Sequence[str], settings: Settin
     if ratio:
         interval = ratio.interval(draft.level)
         value, low, high = interval.value, interval.low, interval.high
-        p = ratio.p_beyond(settings.margin)
+        margin = draft.relative(settings.margin)
+        p = ratio.p_beyond(margin)
+        # more processes help only if they repeat the measure, and if their number was not planned
+        # in advance (`perfexp ab`)
         is_repeated = measure.is_time or max(processes) > 1
         can_repeat = is_repeated and draft.level in (ALPHA, _ALONE)
         if can_repeat and draft.verdict is Verdict.UNDECIDED:
-            further = ratios.further_processes(other, baseline, ratio, settings.margin)
+            further = ratios.further_processes(other, baseline, ratio, margin)
     estimated = [
-        one.is_estimate or (one.error is None and not measure.is_exact) for one in draft.figures
+        figure.is_estimate or (figure.error is None and not draft.is_exact)
+        for figure in draft.figures
     ]
     confounders = dict.fromkeys(difference.key for difference in draft.confounders)
     words = {Verdict.BETTER: measure.better, Verdict.WORSE: measure.worse, **_WORDS}
@@ -335,7 +400,7 @@ def _compared(pair: _Pair, draft: _Draft, names: Sequence[str], settings: Settin
 
 
 def _order(pairs: Sequence[Compared]) -> Callable[[Compared], tuple[str, int, float]]:
-    """Return a sort key for tables.
+    """Return a sort key for tables: by side, measure, and then batch size or ratio.
 
     If only the batch size varies, pairs are ordered by batch size. Otherwise the largest
     regressions come first.
@@ -346,6 +411,7 @@ def _order(pairs: Sequence[Compared]) -> Callable[[Compared], tuple[str, int, fl
         batches.add(pair.key.batch_size)
 
     def place(pair: Compared) -> tuple[str, int, float]:
+        """Return the place of a pair: side, measure, and batch size or (negated) ratio."""
         measure = list(MEASURES).index(pair.measure)
         if len(batches) > 1 and len(shapes) == 1:
             return pair.side, measure, pair.key.batch_size
@@ -368,9 +434,9 @@ def _by_phase(pairs: Sequence[Compared]) -> dict[tuple[str, str], dict[str, list
 
 
 def _means(pairs: Sequence[Compared]) -> Iterator[Mean]:
-    """Yield geometric means over several comparable pairs in one phase.
+    """Yield geometric means over the comparable pairs of each side, phase and measure.
 
-    All of the pairs must have a ratio.
+    There is a mean if there are several pairs and all of them have a ratio.
     """
     for (side, phase), measures in _by_phase(pairs).items():
         for measure, group in measures.items():
@@ -392,24 +458,27 @@ def _means(pairs: Sequence[Compared]) -> Iterator[Mean]:
                 )
 
 
-def _layers(pair: _Pair, label: str) -> list[LayerDifference]:
-    """Return a pair's layers, largest contribution first.
+def _layers(pair: Pair, label: str) -> list[LayerDifference]:
+    """Return each layer's contribution to the difference between a pair's calls, largest first.
 
     Empty unless both sides have layers and the same model.
+
+    Args:
+        label: the point in words.
     """
-    one, two = pair.points
-    if one.features["model"] != two.features["model"]:
+    point, other_point = pair.points
+    if point.features["model"] != other_point.features["model"]:
         return []  # layers with the same name may be different layers
-    before, after = _places(one.profiled), _places(two.profiled)
+    before, after = _places(point.profiled), _places(other_point.profiled)
     if not (before and after):
         return []
-    agree = disagreement(*filter(None, (one.profiled, two.profiled))) is None
+    agree = disagreement(*filter(None, (point.profiled, other_point.profiled))) is None
     total = sum(map(itemgetter(0), after.values())) - sum(map(itemgetter(0), before.values()))
-    found = []
+    lines = []
     for place in dict.fromkeys((*before, *after)):
         old, old_kernels = before.get(place, (0.0, ()))
         new, new_kernels = after.get(place, (0.0, ()))
-        found.append(
+        lines.append(
             LayerDifference(
                 side=pair.side,
                 point=label,
@@ -423,11 +492,14 @@ def _layers(pair: _Pair, label: str) -> list[LayerDifference]:
                 agrees=agree,
             )
         )
-    return sorted(found, key=lambda line: -abs(line.other_seconds - line.baseline_seconds))
+    return sorted(lines, key=lambda line: -abs(line.other_seconds - line.baseline_seconds))
 
 
 def _places(point: Point | None) -> dict[tuple[str, str], tuple[float, Collection[str]]]:
-    """Return a point's layers by name and pass: seconds per call including gaps, and kernels."""
+    """Return a point's layers by name and pass: seconds per call including gaps, and kernel names.
+
+    Empty for None, a point without layers. Several calls of one layer add up.
+    """
     places: dict[tuple[str, str], tuple[float, Collection[str]]] = {}
     if point is None:
         return places
@@ -442,7 +514,10 @@ def _places(point: Point | None) -> dict[tuple[str, str], tuple[float, Collectio
 def device_summaries(
     sides: Sequence[SideFacts], pairs: Sequence[Compared]
 ) -> Iterator[DeviceSummary]:
-    """Yield a summary for each phase of each side that compares another device."""
+    """Yield a summary for each phase of each side that compares another device.
+
+    A ratio without a comparable pair is None.
+    """
     devices = set()
     for facts in sides:
         if any(difference.key == "device" for difference in facts.differences):
@@ -479,7 +554,13 @@ def device_summaries(
 
 
 def decisive(pairs: Sequence[Compared]) -> list[Compared]:
-    """Return the pair with the deciding measure, for each run and point."""
+    """Return the pair with the deciding measure for each side and point, by point.
+
+    The first of `DECISIVE` that a point has decides.
+
+    Args:
+        pairs: pairs of measures in `DECISIVE`.
+    """
     chosen: dict[tuple[str, object], Compared] = {}
     for pair in sorted(pairs, key=lambda pair: DECISIVE.index(pair.measure)):
         chosen.setdefault((pair.side, pair.key), pair)
@@ -489,14 +570,19 @@ def decisive(pairs: Sequence[Compared]) -> list[Compared]:
 
 
 def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
-    """Describe the facts common to all points on all sides."""
+    """Describe the facts common to all points on all sides, for example `resnet50 · fp32`.
+
+    Args:
+        every: all points.
+        names: fields and features that the labels of points show anyway.
+    """
     varying = {*pairing.varying(every), *names}
     features: dict[str, str] = {}
-    for one in every:
-        features |= one.features
+    for measurement in every:
+        features |= measurement.features
     same = [name for name in (*features, *KEY_FIELDS) if name not in varying]
     text = pairing.label(every[0], same, every)
-    environments = [one.record.environment for one in every]
+    environments = [measurement.record.environment for measurement in every]
     if "device" not in same and (device := common_device(environments)):
         text = " on ".join(filter(None, (text, device)))
     if any("ranks" in environment for environment in environments):
@@ -505,26 +591,28 @@ def _constant(every: Sequence[Measurement], names: Sequence[str]) -> str:
 
 
 def _refuse_same_runs(sides: Sequence[Side]) -> None:
-    uids: dict[str, Side] = {}
+    """Raise `UserError` if two sides contain the same run."""
+    side_of_uid: dict[str, Side] = {}
     for side in sides:
-        for one in side.measurements:
-            first = uids.setdefault(one.record.uid, side)
+        for item in side.measurements:
+            first = side_of_uid.setdefault(item.record.uid, side)
             if first is not side:
                 raise UserError(
-                    f"{first.source} and {side.source} contain the same run ({one.record.name}, "
-                    f"uid {one.record.uid}); name two different runs."
+                    f"{first.source} and {side.source} contain the same run ({item.record.name}, "
+                    f"uid {item.record.uid}); name two different runs."
                 )
 
 
 def _nothing_in_common(baseline: Side, other: Side) -> str:
-    has = []
+    """Return the error text for two sides without a pair, with some points of each."""
+    contents = []
     for side in (baseline, other):
         points = dict[str, None]()
-        for one in side.measurements[:3]:
-            failure = "" if one.status is Status.OK else f" ({one.status.value})"
-            points[pairing.label(one, KEY_FIELDS) + failure] = None
-        has.append(f"{side.source} has {'; '.join(points)}")
+        for item in side.measurements[:3]:
+            failure = "" if item.status is Status.OK else f" ({item.status.value})"
+            points[pairing.label(item, KEY_FIELDS) + failure] = None
+        contents.append(f"{side.source} has {'; '.join(points)}")
     return (
-        f"No points can be paired: {', '.join(has)}. Measure the same phase, input_size and "
+        f"No points can be paired: {', '.join(contents)}. Measure the same phase, input_size and "
         "batch_size."
     )

@@ -1,4 +1,8 @@
-"""Named baselines: plain record copies as FOLDER/MACHINE/NAME/NUMBER/record.json."""
+"""Named baselines: plain record copies as FOLDER/MACHINE/NAME/NUMBER/record.json.
+
+`perfexp baseline` stores a run's records under a name, so that later runs can be compared with it
+after the run's folder is gone. A baseline's folder (here `place`) is MACHINE/NAME.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +29,7 @@ def default_folder() -> Path:
 
 
 def machine_of(records: Sequence[Record]) -> str:
-    """Return the records' machine and GPU as a folder name.
+    """Return the records' machine and GPU as a folder name, in lower case.
 
     Raises:
         UserError: the records come from several machines.
@@ -42,22 +46,26 @@ def machine_of(records: Sequence[Record]) -> str:
 
 
 def find(folder: Path, name: str | None = None) -> list[Path]:
-    """Return baseline folders, ordered by machine.
+    """Return baseline folders, ordered by machine; links and folders without records are left out.
 
     Args:
+        folder: folder of all baselines.
         name: only find baselines with this name.
+
+    Raises:
+        UserError: the name has characters that no baseline has.
     """
     pattern = f"*/{_checked(name)}" if name else "*/*"
-    found = []
+    places = []
     for place in sorted(folder.glob(pattern)):
         is_link = place.is_symlink() or place.parent.is_symlink()
         if place.name[0] != "." and not is_link and any(place.glob(f"*/{_RECORD}")):
-            found.append(place)
-    return found
+            places.append(place)
+    return places
 
 
 def read(place: Path) -> list[Record]:
-    """Return a baseline's records."""
+    """Return a baseline's records, in the order in which they were added."""
     return list(map(Record.load, _files(place)))
 
 
@@ -66,7 +74,10 @@ def add(
 ) -> Path:
     """Copy records into a new baseline and return its folder.
 
+    The copy is complete or does not exist, even if the process is killed.
+
     Args:
+        folder: folder of all baselines.
         machine: machine name, for example if the host name is different each time.
         force: whether to replace an existing baseline.
 
@@ -94,22 +105,22 @@ def add(
 
 def _replace(place: Path, new: Path) -> None:
     """Move a new baseline into place. The old baseline is kept until the move succeeds."""
-    aside = place.with_name(f".{place.name}.old")
+    backup = place.with_name(f".{place.name}.old")
     if place.exists():
         _files(place)  # refuses links before anything is moved
-        remove(aside)
-        place.rename(aside)
+        remove(backup)
+        place.rename(backup)
     try:
         new.rename(place)
     except OSError:
-        if aside.exists():
-            aside.rename(place)
+        if backup.exists():
+            backup.rename(place)
         raise
-    remove(aside)
+    remove(backup)
 
 
 def remove(place: Path) -> None:
-    """Delete a baseline's records and folders.
+    """Delete a baseline's records and folders; do nothing if there is no such folder.
 
     Raises:
         OSError: the folders contain anything else.
@@ -123,7 +134,7 @@ def remove(place: Path) -> None:
 
 
 def _files(place: Path) -> list[Path]:
-    """Return a baseline's records in order.
+    """Return the paths of a baseline's records, by number.
 
     Raises:
         UserError: a folder is a link.
@@ -137,6 +148,7 @@ def _files(place: Path) -> list[Path]:
 
 
 def _checked(name: str) -> str:
+    """Return the name of a baseline or machine; raise `UserError` if it is not safe in a path."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UserError(
             f"{name!r}: use letters, digits and ._- for the names of baselines and machines."

@@ -1,4 +1,10 @@
-"""Pairing: each side's runs, and the points of two sides that belong together."""
+"""Pairing: each side's runs, and the points of two sides that belong together.
+
+A measurement is a timed point of one run, with its features: what the run was about, such as model
+and device. Points are matched by phase, input size and batch size, and by the features that both
+sides share. A feature in which the sides differ is the subject of the comparison. For sweeps,
+`groups` splits the runs into sides.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +46,11 @@ class Measurement:
     """Timed point on either side.
 
     Attributes:
+        record: record of the run that measured it.
+        key: phase, input size, batch size and precision.
+        status: status in the first process.
         points: the point in each process that measured it.
-        profiled: the point with layers, from the first process.
+        profiled: the point with layers, from the first process; None without layers.
         figures: figures from its processes, by measure.
         features: run properties by name: model, algorithm, …, and the sweep's other axes.
     """
@@ -55,7 +64,7 @@ class Measurement:
     figures: dict[str, Repeats]
 
     def place(self, names: Sequence[str]) -> tuple[Any, ...]:
-        """Return its identity: the fields that must agree, plus the named features."""
+        """Return its identity in a matching: the fields that must agree, plus named features."""
         return (*_fields(self.key), *(self.features.get(name, "") for name in names))
 
 
@@ -66,6 +75,7 @@ class Side:
     Attributes:
         facts: name (`A` for the baseline, then `B`, …), the user's argument, and facts that qualify
             the figures.
+        measurements: all timed points in the runs, failed points included.
     """
 
     facts: SideFacts
@@ -87,19 +97,25 @@ class Side:
     ) -> Side:
         """Build a side from runs.
 
+        Args:
+            name: `A`, `B`, …
+            source: the user's argument.
+            runs: analyses of the runs' records.
+            missing: runs without a record.
+
         Raises:
             UserError: the runs have no timed point.
         """
-        measurements = tuple(one for analysis in runs for one in _measurements(analysis))
+        measurements = tuple(item for analysis in runs for item in measured(analysis))
         if not measurements:
             raise UserError(f"{source} has no timed point to compare: none of its runs was timed.")
-        names = dict.fromkeys(one.record.name for one in measurements)
+        names = dict.fromkeys(item.record.name for item in measurements)
         facts = SideFacts(name=name, source=source, runs=tuple(names), missing=tuple(missing))
         return cls(facts=facts, measurements=measurements)
 
     def features(self, name: str) -> set[str]:
-        """Return all values of a feature."""
-        return {one.features.get(name, "") for one in self.measurements}
+        """Return all values of a feature on this side; "" for measurements without it."""
+        return {measurement.features.get(name, "") for measurement in self.measurements}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +132,13 @@ class Matching:
 
     @property
     def level(self) -> float | None:
-        """Return the verdict level if all runs alternated until a verdict; None otherwise."""
+        """Return the verdict level if all runs alternated until a verdict; None otherwise.
+
+        `perfexp ab` stores the level of its last look in each record.
+        """
         levels = []
-        for one, other in self.pairs:
-            sweep, other_sweep = one.record.sweep, other.record.sweep
+        for before, after in self.pairs:
+            sweep, other_sweep = before.record.sweep, after.record.sweep
             if sweep is None or other_sweep is None or sweep.uid != other_sweep.uid:
                 return None
             if sweep.level is None or other_sweep.level is None:
@@ -138,10 +157,10 @@ def match(baseline: Side, other: Side) -> Matching:
     Raises:
         UserError: a side has several points with the same identity.
     """
-    names: dict[str, str] = {}
+    all_features: dict[str, str] = {}
     for measurement in (*baseline.measurements, *other.measurements):
-        names |= measurement.features
-    identity = [name for name in names if baseline.features(name) & other.features(name)]
+        all_features |= measurement.features
+    identity = [name for name in all_features if baseline.features(name) & other.features(name)]
     before, after = _by_place(baseline, identity), _by_place(other, identity)
     pairs, alone = [], []
     for place in dict.fromkeys((*before, *after)):
@@ -167,26 +186,31 @@ def match(baseline: Side, other: Side) -> Matching:
 
 
 def varying(measurements: Iterable[Measurement]) -> list[str]:
-    """Return the names of fields and features that differ between measurements."""
-    every, names = list(measurements), dict[str, str]()
-    for one in every:
-        names |= one.features
-    found = []
-    for name in (*names, *KEY_FIELDS):
-        if len({_value(one, name) for one in every}) > 1:
-            found.append(name)
-    return found
+    """Return the names of key fields and features that differ between measurements."""
+    every, features = list(measurements), dict[str, str]()
+    for measurement in every:
+        features |= measurement.features
+    differing = []
+    for name in (*features, *KEY_FIELDS):
+        if len({_value(measurement, name) for measurement in every}) > 1:
+            differing.append(name)
+    return differing
 
 
 def word(one: Measurement, name: str, others: Sequence[Measurement] = ()) -> str:
-    """Return a field or feature, shared with the other measurements, as a word."""
+    """Return a key field or feature as a word, for example `batch 4`; empty if it has no such one.
+
+    Args:
+        others: measurements that share the field; their devices can change its name.
+    """
     if name in KEY_FIELDS or name == "precision":
-        environments = [each.record.environment for each in (one, *others)]
+        environments = [item.record.environment for item in (one, *others)]
         return field_text(one.key, name, environments, named=True)
     return one.features.get(name, "")
 
 
 def _value(one: Measurement, name: str) -> object:
+    """Return the value of a key field or feature."""
     if name in KEY_FIELDS:
         return getattr(one.key, name)
     return one.features.get(name, "")
@@ -202,20 +226,22 @@ def label(one: Measurement, names: Sequence[str], others: Sequence[Measurement] 
 
 
 def _fields(key: Key) -> tuple[Any, ...]:
+    """Return the key fields that always have to agree; precision is a feature."""
     return key.phase, key.input_size, key.batch_size
 
 
-def _measurements(analysis: Analysis) -> Iterable[Measurement]:
+def measured(analysis: Analysis) -> Iterable[Measurement]:
+    """Yield each timed point of a run once, with all processes' points and figures."""
     record, about = analysis.record, analysis.about
-    others = {}
+    further_features = {}
     if record.sweep:
         for name, value in record.sweep.axes.items():
             if name not in POINT_AXES and name.split(".")[0] not in _COVERED:
-                others[name] = value
+                further_features[name] = value
     for name, place in _COUNTS.items():
         count = fact_at(record.plan, place)
         if count not in (None, 1):
-            others[name] = str(count)
+            further_features[name] = str(count)
     figures = repeats(analysis)
     # by key, since searching for each point would take quadratic time
     points: dict[Key, list[Point]] = {}
@@ -231,7 +257,7 @@ def _measurements(analysis: Analysis) -> Iterable[Measurement]:
                 record=record,
                 key=point.key,
                 status=point.status,
-                features=features | others,
+                features=features | further_features,
                 points=points[point.key],
                 profiled=firsts.get(layers_key(point.key)),
                 figures=figures.get(point.key, {}),
@@ -239,15 +265,23 @@ def _measurements(analysis: Analysis) -> Iterable[Measurement]:
 
 
 def _by_place(side: Side, names: Sequence[str]) -> dict[tuple[Any, ...], Measurement]:
+    """Return a side's measurements by identity.
+
+    Args:
+        names: features that belong to the identity.
+
+    Raises:
+        UserError: two measurements have the same identity.
+    """
     places: dict[tuple[Any, ...], Measurement] = {}
-    for one in side.measurements:
-        same = places.setdefault(one.place(names), one)
-        if same is not one:
+    for item in side.measurements:
+        same = places.setdefault(item.place(names), item)
+        if same is not item:
             how = "runs of the same plan"
-            if differing := varying([same, one]):
-                how = f"{label(same, differing)} and {label(one, differing)}"
+            if differing := varying([same, item]):
+                how = f"{label(same, differing)} and {label(item, differing)}"
             raise UserError(
-                f"{side.source} has several results for {one.key} ({how}); name one run's folder."
+                f"{side.source} has several results for {item.key} ({how}); name item run's folder."
             )
     return places
 
@@ -256,10 +290,10 @@ def _by_place(side: Side, names: Sequence[str]) -> dict[tuple[Any, ...], Measure
 class Group:
     """Runs of a sweep that form one side.
 
-    They differ only in point axes, or there is only a single run.
+    They differ only in point axes (phase, input size, batch size), or there is only a single run.
 
     Attributes:
-        runs: runs by number.
+        runs: runs by number, each with its analysis.
     """
 
     runs: tuple[Run, ...]
@@ -267,15 +301,15 @@ class Group:
     @property
     def recorded(self) -> list[Analysis]:
         """Return the runs that left a record."""
-        return [one for _, one in self.runs if one]
+        return [analysis for _, analysis in self.runs if analysis]
 
     @property
     def timed(self) -> list[Analysis]:
         """Return the runs with a timed point."""
         timed = []
-        for one in self.recorded:
-            if any(row.status is Status.OK for row in one.rows):
-                timed.append(one)
+        for analysis in self.recorded:
+            if any(row.status is Status.OK for row in analysis.rows):
+                timed.append(analysis)
         return timed
 
     @property
@@ -300,7 +334,7 @@ class Group:
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
-    """Return the groups of a sweep's runs, ordered by first run.
+    """Divide a sweep's runs into groups, the sides of its comparison, ordered by first run.
 
     Runs that measured the same point form separate groups, for example two modes that share a
     phase.
@@ -308,22 +342,23 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     by_axes: dict[frozenset[tuple[str, str]], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run[0].job):
         by_axes.setdefault(frozenset(_without_points(run[0].axes).items()), []).append(run)
-    found = []
+    divided = []
     for members in by_axes.values():
         if _differ(members):
-            found.append(Group(runs=tuple(members)))
+            divided.append(Group(runs=tuple(members)))
         else:
             for run in members:
-                found.append(Group(runs=(run,)))
-    return sorted(found, key=lambda group: group.number)
+                divided.append(Group(runs=(run,)))
+    return sorted(divided, key=lambda group: group.number)
 
 
 def _without_points(axes: dict[str, str]) -> dict[str, str]:
+    """Return a run's axes with their values, without point axes."""
     return {axis: value for axis, value in axes.items() if axis not in POINT_AXES}
 
 
 def _differ(runs: Sequence[Run]) -> bool:
-    """Return whether no two runs have the same axes or a point in common."""
+    """Return whether no two runs have the same axes or a point in common: they can form a group."""
     axes, places = list[object](), list[tuple[Any, ...]]()
     for child, one in runs:
         axes.append(frozenset(child.axes.items()))

@@ -1,4 +1,8 @@
-"""Reproduction: the outcome of measuring a record's plan again, from comparing both runs."""
+"""Reproduction: the outcome of measuring a record's plan again, from comparing both runs.
+
+`perfexp reproduce` measures the plan of a record and compares the new run with the record. The
+outcome is whether all figures are the same within the margin.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ EXIT_CODES = {
 
 @dataclass(frozen=True)
 class Reproduction:
-    """Outcome with its reasons, a line each."""
+    """Outcome with its reasons, a line each, at least one."""
 
     outcome: Outcome
     reasons: tuple[str, ...]
@@ -49,29 +53,39 @@ class Reproduction:
 
 
 def not_comparable(differences: Sequence[Difference]) -> Reproduction | None:
-    """Return the outcome if the runs' facts rule out comparing any figure; otherwise None."""
+    """Return the outcome if the runs' facts rule out comparing any figure; otherwise None.
+
+    `perfexp reproduce` asks before it measures: another device, or a confounder that affects all
+    measures and is not allowed, makes a measurement useless.
+    """
     reasons = []
-    for one in differences:
-        is_confounder = one.role is Role.CONFOUNDER and not one.allowed and not one.measures
-        if is_confounder or one.key == "device":
-            remedy = f"; {one.help}" if one.help else ""
-            reasons.append(f"{one.key}: {one.baseline} → {one.other}{remedy}")
+    for item in differences:
+        is_confounder = item.role is Role.CONFOUNDER and not item.allowed and not item.measures
+        if is_confounder or item.key == "device":
+            remedy = f"; {item.help}" if item.help else ""
+            reasons.append(f"{item.key}: {item.baseline} → {item.other}{remedy}")
     if not reasons:
         return None
     return Reproduction(Outcome.NOT_COMPARABLE, tuple(reasons))
 
 
 def judge(compared: Comparison) -> Reproduction:
-    """Combine the verdicts on two runs of the same plan; the worst verdict counts."""
+    """Combine the verdicts on two runs of the same plan; the worst verdict counts.
+
+    A figure that differs counts before a confounded figure, and that before an undecided one.
+
+    Args:
+        compared: comparison of the record (`A`) with the new run.
+    """
     if reproduction := not_comparable(compared.sides[1].differences):
         return reproduction
     differing = _lines(compared, Verdict.WORSE, Verdict.BETTER)
     undecided = _lines(compared, Verdict.UNDECIDED)
-    for one in compared.alone:
-        if one.side == "A":
+    for item in compared.alone:
+        if item.side == "A":
             # a point that the new run tried has a status
-            lines = undecided if one.status is None else differing
-            lines.append(f"not measured again: {comparison_table.alone_of(one)}")
+            lines = undecided if item.status is None else differing
+            lines.append(f"not measured again: {comparison_table.alone_of(item)}")
     confounded = []
     if with_verdict(compared.pairs, Verdict.NOT_COMPARABLE):
         confounded = comparison_table.confounders(compared.sides[1])
@@ -92,7 +106,7 @@ def judge(compared: Comparison) -> Reproduction:
 
 
 def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
-    """Return a line for each figure with one of these verdicts."""
+    """Return a line for each figure with one of these verdicts, with both values and the ratio."""
     lines = []
     for pair in compared.pairs:
         if pair.verdict in verdicts:
@@ -107,7 +121,7 @@ def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
 
 
 def _why(pair: Compared, margin: float) -> str:
-    """Return why a figure is undecided; empty if it is decided."""
+    """Return why a figure is undecided, as the end of its line; empty if it is decided."""
     if pair.verdict is not Verdict.UNDECIDED:
         return ""
     if pair.low is None or pair.high is None:

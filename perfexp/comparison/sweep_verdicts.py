@@ -1,4 +1,9 @@
-"""Sweep verdicts: a sweep's groups of runs against the first group, and how often each wins."""
+"""Sweep verdicts: a sweep's groups of runs against a baseline group, and how often each wins.
+
+A group is one or several runs of a sweep that differ only in phase, input size and batch size.
+`of_sweep` gives each group's time ratio to the baseline, for tables. `winners` names the fastest
+group at each point, and `time_ratios` gives ratios for plots.
+"""
 
 from __future__ import annotations
 
@@ -83,6 +88,8 @@ class _Contest:
 
     Attributes:
         wanted: value of `compare.baseline`; None if it is not set.
+        groups: groups with a time, by name, their first run number as text.
+        sides: the groups as sides of a comparison, by name.
         models: each group's model; empty texts unless there are several models and several groups
             share one.
         baselines: baseline group of each model, chosen by `compare.baseline`, by default the first
@@ -102,10 +109,11 @@ class _Contest:
                 self.groups[name], self.sides[name] = group, side
                 self.models[name] = side.measurements[0].features["model"]
         self.wanted: str | None = None
-        for one in reversed(whole.analyses):
-            wanted = fact_at(one.record.plan, "compare.baseline")
+        for analysis in reversed(whole.analyses):  # the first run that sets it counts
+            wanted = fact_at(analysis.record.plan, "compare.baseline")
             if wanted is not None:
                 self.wanted = str(wanted)
+        # several models with several groups each: a group is compared within its model
         counts = Counter(self.models.values())
         if len(counts) < 2 or max(counts.values()) < 2:
             self.models = dict.fromkeys(self.models, "")
@@ -119,6 +127,7 @@ class _Contest:
                 if measurement.status is Status.OK and measurement.record.sweep:
                     place = self.models[name], _place(measurement.key)
                     self.points.setdefault(place, {})[name] = measurement.record.sweep.job
+        #: Results of `against`, by baseline.
         self._known: dict[str, tuple[Sequence[Compared], float]] = {}
 
     def job(self, name: str, key: Key) -> int:
@@ -126,30 +135,46 @@ class _Contest:
         return self.points[self.models[name], _place(key)][name]
 
     def against(self, baseline: str) -> tuple[Sequence[Compared], float]:
-        """Return the other groups' times against their model's baseline, and the verdict level."""
+        """Compare the other groups of a model with one of them, and return pairs and verdict level.
+
+        There are no pairs if no other group has a point in common.
+
+        Args:
+            baseline: name of the group to compare with.
+        """
         if baseline not in self._known:
             sides = [self.sides[baseline]]
             for name, side in self.sides.items():
-                is_rival = name != baseline and self.models[name] == self.models[baseline]
-                if is_rival and _have_a_pair(sides[0], side):
+                is_other = name != baseline and self.models[name] == self.models[baseline]
+                if is_other and _have_a_pair(sides[0], side):
                     sides.append(side)
             self._known[baseline] = (), ALPHA
             if len(sides) > 1:
-                found = judging.compare(sides, Settings(measures=DECISIVE))
-                self._known[baseline] = found.pairs, min(side.level for side in found.sides[1:])
+                comparison = judging.compare(sides, Settings(measures=DECISIVE))
+                self._known[baseline] = (
+                    comparison.pairs,
+                    min(side.level for side in comparison.sides[1:]),
+                )
         return self._known[baseline]
 
     def at(
         self, place: Key, members: Collection[str], baseline: str = ""
     ) -> tuple[str, list[Compared]]:
-        """Return the baseline at a point and the other groups' times.
+        """Return the baseline at a point, and the other groups' pairs there.
 
         If the model's baseline did not measure the point, the first group that did takes its place.
+
+        Args:
+            place: the point, as from `_place`.
+            members: names of the groups that measured it.
+            baseline: name of a group to compare with instead.
         """
         own = [name for name in self.baselines.values() if name in members]
         baseline = baseline or next(iter([*own, *members]))
         pairs = self.against(baseline)[0]
-        return baseline, [one for one in pairs if one.side in members and _place(one.key) == place]
+        return baseline, [
+            pair for pair in pairs if pair.side in members and _place(pair.key) == place
+        ]
 
 
 def _is_named(group: Group, wanted: str) -> bool:
@@ -167,10 +192,11 @@ def _is_named(group: Group, wanted: str) -> bool:
 
 
 def of_sweep(whole: SweepAnalysis) -> SweepVerdicts:
-    """Compare a sweep's groups of runs with a baseline.
+    """Compare a sweep's groups of runs with a baseline, for the sweep's report.
 
     The baseline is `compare.baseline`, by default the first measured group. If several groups share
-    a model, each group is compared within its model.
+    a model, each group is compared within its model. The result is empty if there is nothing to
+    compare.
     """
     contest = _Contest(whole)
     if contest.groups and not contest.baselines:
@@ -207,7 +233,7 @@ def of_sweep(whole: SweepAnalysis) -> SweepVerdicts:
 
 
 def _name_of(baselines: Sequence[Group]) -> str:
-    """Return a baseline's name, or the common part if several models have a baseline."""
+    """Return the baseline's name for a title, or the common part if each model has a baseline."""
     if len(baselines) == 1:
         return baselines[0].name
     names = set()
@@ -226,7 +252,7 @@ def winners(whole: SweepAnalysis) -> list[Winner]:
     its place.
     """
     contest = _Contest(whole)
-    found = []
+    winning = []
     for (model, place), members in contest.points.items() if contest.baselines else ():
         baseline, every = contest.at(place, members)
         compared = decisive(every)
@@ -235,24 +261,27 @@ def winners(whole: SweepAnalysis) -> list[Winner]:
         measure = min(measures_of(compared), key=DECISIVE.index)
         best, axes, slower = None, None, set[str]()
         if any(pair.verdict not in _OPEN for pair in compared):
-            best, faster, rivals = baseline, _fastest_of(baseline, compared), compared
-            # a group may be faster by another kind of time that has not decided yet
+            best, faster, others = baseline, _fastest_of(baseline, compared), compared
+            # compare with the fastest so far, until no group is faster than that: another kind of
+            # time may decide between two groups that both beat the baseline
             for _ in members:
-                measure = next((pair.measure for pair in rivals if pair.side == faster), measure)
+                measure = next((pair.measure for pair in others if pair.side == faster), measure)
                 if faster == best:
                     break
-                best, rivals = faster, decisive(contest.at(place, members, faster)[1])
-                faster = _fastest_of(best, rivals)
-            slower = {best, *(pair.side for pair in with_verdict(rivals, Verdict.WORSE))}
+                best, others = faster, decisive(contest.at(place, members, faster)[1])
+                faster = _fastest_of(best, others)
+            slower = {best, *(pair.side for pair in with_verdict(others, Verdict.WORSE))}
             axes = contest.groups[best].axes
         ties = tuple(contest.groups[name].axes for name in members if name not in slower)
         winner = Winner(key=compared[0].key, model=model, measure=measure, best=axes, ties=ties)
-        found.append(winner)
-    return found
+        winning.append(winner)
+    return winning
 
 
 def time_ratios(whole: SweepAnalysis) -> dict[tuple[int, str, str], TimeRatio | None]:
-    """Return each run's time ratios by number, phase and measure, with verdicts as in `of_sweep`.
+    """Return each run's time ratios by run number, phase and measure, with verdicts.
+
+    They are as in `of_sweep`, for the plots of a sweep.
 
     A baseline's ratio is None. Runs without a comparison have no entry.
 
@@ -260,14 +289,14 @@ def time_ratios(whole: SweepAnalysis) -> dict[tuple[int, str, str], TimeRatio | 
         whole: a sweep in which each run has a single size and batch size.
     """
     contest = _Contest(whole)
-    found: dict[tuple[int, str, str], TimeRatio | None] = {}
+    ratios: dict[tuple[int, str, str], TimeRatio | None] = {}
     for (_, place), members in contest.points.items() if contest.baselines else ():
         baseline, pairs = contest.at(place, members)
         for pair in pairs:
             ratio = TimeRatio(comparison_table.time_ratio(pair).value, pair.verdict)
-            found[members[pair.side], place.phase, pair.measure] = ratio
-            found[members[baseline], place.phase, pair.measure] = None
-    return found
+            ratios[members[pair.side], place.phase, pair.measure] = ratio
+            ratios[members[baseline], place.phase, pair.measure] = None
+    return ratios
 
 
 def _place(key: Key) -> Key:
@@ -276,7 +305,14 @@ def _place(key: Key) -> Key:
 
 
 def _of_level(title: str, level: float) -> list[str]:
-    """Return a line on interval confidence if processes alternated until a verdict was reached."""
+    """Return a note on the intervals' confidence if processes alternated until a verdict.
+
+    Empty for the usual 95 % intervals.
+
+    Args:
+        title: compared time and baseline.
+        level: error probability of the intervals; 0 without intervals.
+    """
     if level >= ALPHA:
         return []
     if not level:
@@ -315,6 +351,7 @@ def _other_verdicts(deciding: Sequence[Compared], every: Sequence[Compared]) -> 
 
 
 def _have_a_pair(first: Side, other: Side) -> bool:
+    """Return whether two sides can be compared at any point."""
     try:
         return bool(pairing.match(first, other).pairs)
     except UserError:  # a run with several results for the same point
@@ -322,6 +359,7 @@ def _have_a_pair(first: Side, other: Side) -> bool:
 
 
 def _text(pairs: Sequence[Compared]) -> str:
+    """Describe a run's pairs: ratio and verdict of a single pair, otherwise counts by verdict."""
     if len(pairs) == 1:
         return f"{ratio_of_times(pairs[0])} {comparison_table.verdict_of(pairs[0])}"
     by_verdict = sorted(pairs, key=lambda pair: list(Verdict).index(pair.verdict))
@@ -341,6 +379,11 @@ def _fastest(first: str, groups: Mapping[str, Group], every: Sequence[Compared])
     """Return a line for each group that is fastest at some of several points.
 
     Empty if no group is faster than the baseline.
+
+    Args:
+        first: name of the baseline group.
+        groups: all groups by name.
+        every: the other groups' pairs.
     """
     points: dict[Key, list[Compared]] = {}
     for pair in decisive(every):

@@ -1,7 +1,11 @@
 """Convolution: how a model's convolutions are computed, and the proof of it.
 
-May import: cost, devices, host, models, records, statistics, timing.
-Used by: commands, measuring, perfexp, plan, worker.
+`algorithm=NAME` computes all 2-D convolutions by one algorithm, such as `winograd`. A *pass* is a
+forward pass, an input gradient or a weight gradient. An *engine* is one implementation of a pass,
+such as `cudnn.gemm`. A *problem* is a convolution with its input shape, data type and device.
+
+May import: cost, devices, host, models, records, statistics, timing. Used by: commands, measuring,
+perfexp, plan, worker.
 """
 
 from __future__ import annotations
@@ -46,7 +50,10 @@ class Objective(StrEnum):
 
 
 class Algorithm(Protocol):
-    """Object built from an `algorithm` node of the configuration."""
+    """Object built from an `algorithm` node of the configuration.
+
+    The worker applies it to a session.
+    """
 
     def applied(self, session: Session) -> AbstractContextManager[AppliedAlgorithm | None]:
         """Make the session's model compute its convolutions by this algorithm while entered.
@@ -58,9 +65,12 @@ class Algorithm(Protocol):
 
 
 class AppliedAlgorithm(Protocol):
-    """An algorithm that replaces torch's own choice; `name` is NAME in `algorithm=NAME`.
+    """An algorithm that replaces torch's own choice, as the measuring procedure uses it.
+
+    A *baseline* is torch itself, which `algorithm=fastest` is compared with.
 
     Attributes:
+        name: NAME in `algorithm=NAME`.
         group: prefix of its metrics: `algorithm`, or `attention` for the backend of attention.
         is_forced: whether it changes anything; otherwise it records what torch chooses.
     """

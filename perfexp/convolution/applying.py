@@ -1,4 +1,8 @@
-"""Apply a plan: the engines of a run compute a module in the user's own program."""
+"""Apply a plan: the engines of a run compute a module in the user's own program.
+
+Here a plan is the file from `perfexp export RUN --plan FILE`: the engine for each layer and pass
+that a run with `algorithm=fastest` chose, and attention backends.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,14 @@ import torch
 
 from perfexp.convolution import T
 from perfexp.convolution.attention import BACKENDS, AttentionBackends
-from perfexp.convolution.backends import Choice, PassChoice, Support
+from perfexp.convolution.backends import PassChoice, Support
 from perfexp.convolution.coverage import Pass
 from perfexp.convolution.cudnn import CudnnError
-from perfexp.convolution.fastest import check_engine, software_of
+from perfexp.convolution.fastest import check_engine
 from perfexp.convolution.forced import Forced
-from perfexp.convolution.layer import Layer
+from perfexp.convolution.layer import Layer, all_installed
 from perfexp.convolution.problem import Problem
+from perfexp.convolution.race import software_of
 from perfexp.devices import Device
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.cuda import CudaDevice
@@ -38,24 +43,27 @@ class _Planned(Support):
 
     engines: Mapping[tuple[tuple[int, ...], str], Mapping[str, str]]
 
-    def choose(self, problem: Problem) -> Choice:
+    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+        """Return the plan's engine for one pass, or torch's own if it is missing or impossible."""
         dtype = str(problem.dtype).removeprefix("torch.")
-        named = self.engines.get((problem.shape, dtype), {})
-        return {which: _able(problem, which, named.get(which)) for which in problem.passes}
-
-
-def _able(problem: Problem, which: Pass, engine: str | None) -> PassChoice:
-    if engine is None:
-        return PassChoice()
-    try:
-        check_engine(problem, which, engine)
-    except (CudnnError, KeyError, ValueError):  # a file may say anything
-        return PassChoice()
-    return PassChoice(engine=engine)
+        engine = self.engines.get((problem.shape, dtype), {}).get(which)
+        if engine is None:
+            return PassChoice()
+        try:
+            check_engine(problem, which, engine)
+        except (CudnnError, KeyError, ValueError):  # a file may contain anything
+            return PassChoice()
+        return PassChoice(engine=engine)
 
 
 class Applied:
-    """A plan applied to a module until `remove`, or until its `with` block ends."""
+    """A plan applied to a module until `remove`, or until its `with` block ends.
+
+    It has the methods of an `AppliedAlgorithm` that timing a module against torch needs.
+
+    Args:
+        contexts: functions that return contexts; each applies a part of the plan while entered.
+    """
 
     name = "plan"
 
@@ -91,6 +99,7 @@ class Applied:
         return work()
 
     def _install(self) -> None:
+        """Enter all contexts, again after `remove`."""
         for context in self._contexts:
             self._stack.enter_context(context())
 
@@ -120,13 +129,20 @@ def apply(
         UserError: the plan does not fit the device, the libraries or the module.
     """
     place = next((one.device for one in module.parameters()), torch.device("cpu"))
-    device: Device = CudaDevice(index=place.index or 0) if place.type == "cuda" else CpuDevice()
+    device: Device = CpuDevice()
+    if place.type == "cuda":
+        device = CudaDevice(index=place.index or 0)
     return _applied(module, read(Path(plan)), device, remeasure=remeasure)
 
 
 def _applied(
     module: torch.nn.Module, plan: AlgorithmPlan, device: Device, *, remeasure: bool
 ) -> Applied:
+    """Return the applied plan; see `apply`.
+
+    If device or libraries differ, `remeasure` races again on the first calls instead of using the
+    plan.
+    """
     here = software_of(device)
     differences = plan.differences(**{name: here[name] for name in ("device", "torch", "cudnn")})
     if differences and not remeasure:
@@ -153,6 +169,10 @@ def _applied(
 
 @contextmanager
 def _planned(module: torch.nn.Module, plan: AlgorithmPlan, _: Device) -> Iterator[None]:
+    """Let the plan's engines compute the module's layers while entered.
+
+    Raises `UserError` if the module has no 2-D convolution with a layer's name.
+    """
     children = dict(module.named_modules())
     engines: dict[str, dict[Any, dict[str, str]]] = {}
     for layer in plan.layers:
@@ -160,24 +180,19 @@ def _planned(module: torch.nn.Module, plan: AlgorithmPlan, _: Device) -> Iterato
             raise UserError(
                 f"The plan is of {plan.model}: this module has no 2-D convolution {layer.name!r}."
             )
-        engines.setdefault(layer.name, {}).setdefault((layer.input_shape, layer.dtype), {}).update(
-            layer.passes
-        )
-    layers = [
+        by_inputs = engines.setdefault(layer.name, {})
+        by_inputs.setdefault((layer.input_shape, layer.dtype), {}).update(layer.passes)
+    installed = [
         Layer(name, children[name], "plan", [_Planned(engines=own)], lambda *_: None)
         for name, own in engines.items()
     ]
-    for each in layers:
-        each.install()
-    try:
+    with all_installed(installed):
         yield
-    finally:
-        for each in reversed(layers):
-            each.remove()
 
 
 @contextmanager
 def _raced(module: torch.nn.Module, _: AlgorithmPlan, device: Device) -> Iterator[None]:
+    """Let `algorithm=fastest` compute the module while entered; the plan is not used."""
     session: Any = SimpleNamespace(module=module, device=device, discard_compiled=lambda: None)
     with Forced(name="fastest").applied(session):
         yield

@@ -1,4 +1,8 @@
-"""Attention backends: which of torch's implementations computes scaled_dot_product_attention."""
+"""Attention backends: which of torch's implementations computes scaled_dot_product_attention.
+
+`execution.attention` names a backend (`flash`, `efficient`, `cudnn`, `math`), or `fastest` for the
+winner of a race per shape. With `auto`, torch chooses and only the report is made.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from perfexp.convolution import T
 from perfexp.convolution.attention_kernels import AttentionReport, Seen, mark, marked, watch
 from perfexp.convolution.backends import PassChoice, joined
 from perfexp.convolution.coverage import LayerReport, LayerStatus, Pass
-from perfexp.convolution.fastest import MAX_ERROR, Races, Threads, Winners, context_of
+from perfexp.convolution.race import MAX_ERROR, Races, Threads, Winners, context_of
 from perfexp.errors import Unsupported, UserError
 from perfexp.host.cache import JsonCache, cache_folder
 from perfexp.models import Attention, Execution, Session, tf32
@@ -40,7 +44,12 @@ _HEADINGS = {"flash": "flash", "efficient": "memory efficient", "cudnn": "cudnn"
 
 
 class Operand(NamedTuple):
-    """Shape, strides, data type and gradient of a tensor that attention reads."""
+    """Shape, strides, data type and gradient of a tensor that attention reads.
+
+    Attributes:
+        strides: in elements.
+        wants_gradient: whether autograd needs its gradient.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -50,8 +59,8 @@ class Operand(NamedTuple):
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Operand:
         """Return a tensor's operand."""
-        wanted = torch.is_grad_enabled() and tensor.requires_grad
-        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, wanted)
+        wants_gradient = torch.is_grad_enabled() and tensor.requires_grad
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, wants_gradient)
 
     @property
     def first(self) -> Operand:
@@ -59,18 +68,31 @@ class Operand(NamedTuple):
         return self._replace(shape=(1,) * (len(self.shape) - 2) + self.shape[-2:])
 
     def draw(self, device: torch.device) -> torch.Tensor:
-        """Return a random tensor with this memory layout; a Boolean tensor is all true."""
+        """Return a random tensor with this memory layout; a Boolean tensor is all true.
+
+        Races run on such tensors. An expanded tensor (stride 0) is drawn as a contiguous one.
+        """
         strides = self.strides
         if 0 in strides:
             strides = torch.empty(self.shape, device="meta").stride()
-        made = torch.empty_strided(self.shape, strides, dtype=self.dtype, device=device)
-        return made.normal_() if self.dtype.is_floating_point else made.fill_(1)
+        tensor = torch.empty_strided(self.shape, strides, dtype=self.dtype, device=device)
+        return tensor.normal_() if self.dtype.is_floating_point else tensor.fill_(1)
 
 
 class AttentionProblem(NamedTuple):
     """A call of attention with everything that affects which backend computes it how fast.
 
-    It is made in each call, so it is a tuple.
+    It is made in each call, so it is a tuple, which is cheap.
+
+    Attributes:
+        query: (batch, heads, tokens, width).
+        key: (batch, heads, key tokens, width).
+        value: (batch, heads, key tokens, value width).
+        mask: None without a mask.
+        dropout: probability.
+        causal: whether a token attends only to itself and earlier tokens.
+        scale: factor of the scores; None for torch's default.
+        grouped: whether several query heads share a key head.
     """
 
     query: Operand
@@ -91,8 +113,8 @@ class AttentionProblem(NamedTuple):
     @property
     def passes(self) -> tuple[Pass, ...]:
         """Return the passes that run: with gradients, also the backward pass."""
-        wanted = any(one.wants_gradient for one in self.operands)
-        return (Pass.forward, Pass.backward) if wanted else (Pass.forward,)
+        wants_gradient = any(one.wants_gradient for one in self.operands)
+        return (Pass.forward, Pass.backward) if wants_gradient else (Pass.forward,)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -101,7 +123,10 @@ class AttentionProblem(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Return the shape in words, for example `64×12×197×64 causal`."""
+        """Return the shape in words, for example `64×12×197×64 causal`.
+
+        It names the row in the record's report and in plans.
+        """
         parts = ["×".join(map(str, self.query.shape))]
         if self.key.shape[:-1] != self.query.shape[:-1]:
             parts.append(f"key-value {'×'.join(map(str, self.key.shape[-3:-1]))}")
@@ -115,7 +140,10 @@ class AttentionProblem(NamedTuple):
 
     @property
     def flops(self) -> dict[Pass, int]:
-        """Return the FLOPs of each pass, without a saving for causal attention."""
+        """Return the FLOPs of each pass in one call, without a saving for causal attention.
+
+        The backward pass counts as 2.5 forward passes, with five matrix products instead of two.
+        """
         *_, keys, width = self.value.shape
         count = 2 * math.prod(self.query.shape[:-1]) * keys * (self.query.shape[-1] + width)
         return {Pass.forward: count, Pass.backward: count * 5 // 2}
@@ -126,22 +154,24 @@ class AttentionProblem(NamedTuple):
             return [one.draw(self.device) for one in self.operands]
 
     def draw_mask(self) -> torch.Tensor | None:
-        """Return a mask that hides nothing that matters for the time."""
+        """Return a mask that hides nothing that matters for the time; None without a mask."""
         with _disable_current_modes():
             return None if self.mask is None else self.mask.draw(self.device)
 
 
-def chosen_by_torch(problem: AttentionProblem, given: Sequence[Any] = ()) -> str:
+def chosen_by_torch(problem: AttentionProblem, existing: Sequence[Any] = ()) -> str:
     """Return the backend that torch chooses now for a problem.
 
+    It is the default of races, and the fallback if the requested backend is impossible.
+
     Args:
-        given: query, key, value and mask if they have memory; otherwise such tensors are made.
+        existing: query, key, value and mask if they have memory; otherwise such tensors are made.
 
     Raises:
         RuntimeError: no backend that is on can compute it.
     """
     with _disable_current_modes(), torch.set_grad_enabled(Pass.backward in problem.passes):
-        tensors = given or [*_differentiable(problem, problem.draw()), problem.draw_mask()]
+        tensors = existing or [*_differentiable(problem, problem.draw()), problem.draw_mask()]
         choice: Any = torch._fused_sdp_choice
         chosen = choice(*tensors, problem.dropout, problem.causal, **problem.settings)
     if chosen not in _NAMES:
@@ -152,16 +182,21 @@ def chosen_by_torch(problem: AttentionProblem, given: Sequence[Any] = ()) -> str
 def _differentiable(
     problem: AttentionProblem, tensors: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
+    """Return query, key and value detached, requiring gradients as the problem does."""
     pairs = zip(tensors, problem.operands, strict=True)
     return [tensor.detach().requires_grad_(one.wants_gradient) for tensor, one in pairs]
 
 
-def why_not(name: str, problem: AttentionProblem, given: Sequence[Any] = ()) -> str | None:
-    """Return torch's reasons why a backend cannot compute a problem; None if it can."""
+def why_not(name: str, problem: AttentionProblem, existing: Sequence[Any] = ()) -> str | None:
+    """Return torch's reasons why a backend cannot compute a problem; None if it can.
+
+    Args:
+        existing: see `chosen_by_torch`.
+    """
     with warnings.catch_warnings(record=True) as raised, sdpa_kernel(BACKENDS[name]):
         warnings.simplefilter("always")
         try:
-            if chosen_by_torch(problem, given) == name:
+            if chosen_by_torch(problem, existing) == name:
                 return None
             reason = ""
         except RuntimeError as error:
@@ -170,7 +205,13 @@ def why_not(name: str, problem: AttentionProblem, given: Sequence[Any] = ()) -> 
 
 
 def _reasons(name: str, texts: Iterable[str]) -> Iterator[str]:
-    """Yield torch's reasons against a backend, without the place in torch's source."""
+    """Yield torch's reasons against a backend, without the place in torch's source.
+
+    torch warns in order: a heading per backend, then the reasons against it.
+
+    Args:
+        texts: messages of torch's warnings.
+    """
     is_own = False
     for text in texts:
         words = text.partition(" (Triggered internally")[0].strip().rstrip(".")
@@ -180,14 +221,25 @@ def _reasons(name: str, texts: Iterable[str]) -> Iterator[str]:
             yield " ".join(words.split())
 
 
-def computed(name: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> Any:
-    """Return attention's result by a backend; its backward pass uses the same backend."""
+def compute(name: str, arguments: Sequence[Any], settings: Mapping[str, Any]) -> Any:
+    """Return attention's result by a backend; its backward pass uses the same backend.
+
+    Args:
+        arguments: positional arguments of `scaled_dot_product_attention`.
+        settings: its keyword arguments.
+    """
     with sdpa_kernel(BACKENDS[name]):
         return _OPERATOR.decompose(*arguments, **settings)
 
 
 def _preferred(name: str, kind: str) -> AbstractContextManager[None]:
-    """Return a context in which a backend computes what it can, and torch chooses for the rest."""
+    """Return a context in which a backend computes what it can, and torch chooses for the rest.
+
+    It serves if one backend is for all shapes, and costs nothing per call.
+
+    Args:
+        kind: kind of the device, for example `cuda`.
+    """
     others = [SDPBackend.MATH]
     if kind == "cuda":  # the order has no meaning on a CPU
         others = [SDPBackend(number) for number in torch._C._get_sdp_priority_order()]
@@ -200,21 +252,27 @@ class FastestBackend(Races):
     """Races all backends that can compute a problem, forward and backward together."""
 
     def choose(self, problem: AttentionProblem) -> Winners:
-        """Return the fastest backend of a problem, for all its passes."""
+        """Return the fastest backend of a problem, for all its passes, from the cache or a race."""
         # the index of a GPU does not matter, but whether products round
         place = torch.device(problem.device.type)
         key = f"TF32 {tf32.allowed()[0]} {problem._replace(device=place)}"
-        hold = partial(self._raced, problem)
+        hold = partial(self._race, problem)
         return self.remembered(key, problem.passes, hold, partial(_check, problem))
 
-    def _raced(self, problem: AttentionProblem) -> Winners:
+    def _race(self, problem: AttentionProblem) -> Winners:
+        """Return the winner of a race between all backends that can compute a problem.
+
+        Without enough memory for a race, it is torch's own choice.
+        """
         default = chosen_by_torch(problem)
         names = [name for name in BACKENDS if why_not(name, problem) is None]
         runner = partial(_runner, problem)
         try:
             with torch.random.fork_rng(_cuda_devices(problem.device)):
                 tensors = problem.draw()
-                able = [one for one in names if one == default or _runs(runner(one, tensors))]
+                able = [
+                    one for one in names if one == default or _is_runnable(runner(one, tensors))
+                ]
                 del tensors
                 limit = MAX_ERROR[problem.query.dtype]
                 exactly = partial(_exact_runner, problem)
@@ -235,7 +293,10 @@ class FastestBackend(Races):
 def _exact_runner(
     problem: AttentionProblem, name: str, tensors: Sequence[torch.Tensor]
 ) -> Callable[[], list[torch.Tensor]]:
-    """Return a call without dropout of one sample and head, whose products fit in float64."""
+    """Return a call without dropout for one sample and head, to measure errors.
+
+    Dropout would be random, and all products at once may not fit into memory in float64.
+    """
     query, key, value = (one.first for one in problem.operands)
     mask = problem.mask and problem.mask.first
     small = problem._replace(query=query, key=key, value=value, mask=mask, dropout=0.0)
@@ -243,16 +304,21 @@ def _exact_runner(
 
 
 def _check(problem: AttentionProblem, which: Pass, engine: str) -> None:
+    """Raise `ValueError` if a cached winner cannot compute the problem any more."""
     if engine not in BACKENDS or why_not(engine, problem):
         raise ValueError(engine)
 
 
 def _cuda_devices(device: torch.device) -> list[int]:
+    """Return the devices that have random generators to restore after a race."""
     return [torch.cuda.current_device()] if device.type == "cuda" else []
 
 
-def _runs(run: Callable[[], Any]) -> bool:
-    """Return whether a backend computes; it may lack a deterministic backward pass."""
+def _is_runnable(run: Callable[[], Any]) -> bool:
+    """Return whether a backend's call runs without an error.
+
+    A backend that can compute the outputs may still lack a deterministic backward pass.
+    """
     try:
         run()
     except RuntimeError:
@@ -263,21 +329,29 @@ def _runs(run: Callable[[], Any]) -> bool:
 def _runner(
     problem: AttentionProblem, name: str, tensors: Sequence[torch.Tensor]
 ) -> Callable[[], list[torch.Tensor]]:
+    """Return a function that computes attention and, with gradients, the backward pass.
+
+    It returns the outputs and the gradients that the problem wants.
+
+    Args:
+        name: backend.
+        tensors: query, key and value.
+    """
     mask = problem.draw_mask()
     if mask is not None and mask.is_floating_point():
         mask = mask.to(tensors[0].dtype)
     arguments = (mask, problem.dropout, problem.causal)
     if Pass.backward not in problem.passes:
-        return lambda: [computed(name, (*tensors, *arguments), problem.settings)]
-    given = _differentiable(problem, tensors)
-    wanted = [tensor for tensor in given if tensor.requires_grad]
+        return lambda: [compute(name, (*tensors, *arguments), problem.settings)]
+    operands = _differentiable(problem, tensors)
+    leaves = [tensor for tensor in operands if tensor.requires_grad]
     shape = (*problem.query.shape[:-1], problem.value.shape[-1])
     gradient = torch.ones(shape, dtype=tensors[0].dtype, device=problem.device)
 
     def run() -> list[torch.Tensor]:
         with torch.enable_grad():
-            outputs = computed(name, (*given, *arguments), problem.settings)
-            return [outputs.detach(), *torch.autograd.grad(outputs, wanted, gradient)]
+            outputs = compute(name, (*operands, *arguments), problem.settings)
+            return [outputs.detach(), *torch.autograd.grad(outputs, leaves, gradient)]
 
     return run
 
@@ -298,7 +372,9 @@ class AttentionBackends:
     recomputation and a tracing compiler all meet it, wherever the model imports its function from.
 
     Args:
-        wanted: backend, `auto` or `fastest`.
+        requested: backend, `auto` or `fastest`.
+        compiled: whether torch.compile compiles the model.
+        verify: whether to prove the backend by the kernels of a profiled call.
         stored: backends by label, data type and whether there is a backward pass; other shapes are
             left to torch.
     """
@@ -307,15 +383,15 @@ class AttentionBackends:
 
     def __init__(
         self,
-        wanted: Attention,
+        requested: Attention,
         device: Any,
         *,
         compiled: bool = False,
         verify: bool = False,
         stored: Mapping[tuple[str, str, bool], str] | None = None,
     ) -> None:
-        self.wanted, self._device, self._compiled = wanted, device, compiled
-        self.name = f"attention_{wanted}"
+        self.requested, self._device, self._compiled = requested, device, compiled
+        self.name = f"attention_{requested}"
         self._verify, self._stored = verify, stored
         self._rows: dict[AttentionProblem, _Row] = {}
         self._active: ExitStack | None = None
@@ -324,16 +400,19 @@ class AttentionBackends:
         self._marks: list[tuple[AttentionProblem, Pass]] | None = None
         self._threads = Threads()
         self._races: FastestBackend | None = None
-        self._is_reported = self._is_left = False
+        self._is_reported = self._leaves_to_torch = False
 
     @property
     def is_forced(self) -> bool:
         """Return whether attention is changed, not only recorded."""
-        return self.wanted is not Attention.auto
+        return self.requested is not Attention.auto
 
     @contextmanager
     def applied(self) -> Iterator[AttentionBackends]:
-        """Apply the backend while entered."""
+        """Apply the backend while entered; yield itself.
+
+        The measuring procedure uses it beside the algorithm for convolutions.
+        """
         with ExitStack() as stack:
             stack.callback(self._threads.end)
             stack.callback(self._remove)
@@ -348,7 +427,7 @@ class AttentionBackends:
     def begin_point(self) -> None:
         """Discard the shapes of earlier points."""
         self._rows.clear()
-        self._is_reported = self._is_left = False
+        self._is_reported = self._leaves_to_torch = False
         self._reinstall(None)
 
     def begin_call(self) -> None:
@@ -365,41 +444,46 @@ class AttentionBackends:
         """
         self._is_reported = True
         self._remove()
-        self._is_left = self._chose_as_torch()
-        if (
-            self.is_forced and not self._is_left
-        ):  # one backend for all shapes needs no look at each call
+        self._leaves_to_torch = self._chose_as_torch()
+        # one backend for all shapes needs no replaced operator
+        if self.is_forced and not self._leaves_to_torch:
             names = {row.choices[Pass.forward].engine for row in self._rows.values()}
             self._reinstall(names.pop() if len(names) == 1 else None)
-        layers = tuple(self._reported(problem, row) for problem, row in self._rows.items())
-        report = AttentionReport(name=str(self.wanted), layers=layers)
+        layers = tuple(self._layer_report(problem, row) for problem, row in self._rows.items())
+        report = AttentionReport(name=str(self.requested), layers=layers)
         if not self.is_forced:
             return report
         if not layers:
             raise UserError(
-                f"execution.attention={self.wanted}: the model calls no "
+                f"execution.attention={self.requested}: the model calls no "
                 "scaled_dot_product_attention; "
                 "choose execution.attention=auto."
             )
         if all(layer.status is LayerStatus.fallback for layer in layers):
             more = f" and {len(layers) - 1} more shapes" if len(layers) > 1 else ""
             raise Unsupported(
-                f"execution.attention={self.wanted} can't compute this model's attention "
+                f"execution.attention={self.requested} can't compute this model's attention "
                 f"({layers[0].name} {layers[0].dtype}: {layers[0].reason}{more}); "
                 "choose auto or fastest"
             )
         return report
 
     def _chose_as_torch(self) -> bool:
-        """Return whether `fastest` changes nothing, so that torch may take its own fast paths."""
-        if self.wanted is not Attention.fastest or self._compiled:
+        """Return whether `fastest` changes nothing, so that torch may take its own fast paths.
+
+        `report` checks it after the first calls.
+        """
+        if self.requested is not Attention.fastest or self._compiled:
             return False
         chosen = {problem: row.choices[Pass.forward].engine for problem, row in self._rows.items()}
         return chosen == {problem: chosen_by_torch(problem) for problem in chosen}
 
     def baselines(self) -> tuple[str, ...]:
-        """Return `auto` for a race; compiled code keeps its backends, so it has no baseline."""
-        is_raced = self.wanted is Attention.fastest and not self._compiled
+        """Return `auto` if backends are raced, otherwise nothing.
+
+        Compiled code keeps its backends, so it has no baseline.
+        """
+        is_raced = self.requested is Attention.fastest and not self._compiled
         return (AUTO,) if is_raced else ()
 
     def run_baseline(self, baseline: str, work: Callable[[], T]) -> T:
@@ -428,10 +512,13 @@ class AttentionBackends:
         return None
 
     def prove(self, call: Callable[[], Any]) -> bool:
-        """Add the kernels of an uncaptured call to the shapes, if requested."""
+        """Profile one uncaptured call and add its kernels to the shapes.
+
+        Return whether a proof was requested.
+        """
         if not self._verify:
             return False
-        is_left, self._is_left = self._is_left, False
+        leaves_to_torch, self._leaves_to_torch = self._leaves_to_torch, False
         self._reinstall(None)
         marks: list[tuple[AttentionProblem, Pass]] = []
         self._marks = marks
@@ -439,8 +526,8 @@ class AttentionBackends:
             between, everything = watch(call, str(self._device.identifier))
         finally:
             self._marks = None
-            self._is_left = is_left
-            if is_left:
+            self._leaves_to_torch = leaves_to_torch
+            if leaves_to_torch:
                 self._remove()
         if len(between) == len(marks):
             for (problem, which), kernels in zip(marks, between, strict=True):
@@ -450,7 +537,11 @@ class AttentionBackends:
         return True
 
     def _install(self) -> None:
-        if self._active is not None or self._is_left:
+        """Apply the backend from now on; do nothing if it is applied or torch may choose.
+
+        For a single backend, torch's preference is enough. Otherwise the operator is replaced.
+        """
+        if self._active is not None or self._leaves_to_torch:
             return
         self._active = ExitStack()
         if self.is_forced:  # the fast path of MultiheadAttention multiplies by itself
@@ -468,11 +559,17 @@ class AttentionBackends:
                 library.impl("scaled_dot_product_attention", self._attend, key)
 
     def _remove(self) -> None:
+        """Restore torch's own operator and preferences."""
         if self._active is not None:
             self._active.close()
             self._active = None
 
     def _reinstall(self, sole: str | None) -> None:
+        """Apply the backend again.
+
+        Args:
+            sole: the only backend, for all shapes; None for a decision in each call.
+        """
         self._remove()
         self._sole = sole
         self._install()
@@ -481,6 +578,11 @@ class AttentionBackends:
         self, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
         is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> Any:  # fmt: skip
+        """Replace torch's operator, with its arguments: compute attention by a backend.
+
+        A new shape gets a row with its backend, and each call is counted. Tensors with nested or
+        symbolic sizes are left to torch.
+        """
         arguments = (query, key, value, attn_mask, dropout_p, is_causal)
         settings = {"scale": scale, "enable_gqa": enable_gqa}
         if not all(one is None or _is_dense(one) for one in arguments[:4]):
@@ -492,8 +594,8 @@ class AttentionBackends:
         )  # fmt: skip
         row = self._rows.get(problem)
         if row is None:
-            given = arguments[:4] if _is_real(query) else ()
-            row = self._rows[problem] = _Row(choices=self._decided(problem, given))
+            existing = arguments[:4] if _is_real(query) else ()
+            row = self._rows[problem] = _Row(choices=self._choose(problem, existing))
         if not self._is_reported:
             row.calls += 1
         name = row.choices[Pass.forward].engine
@@ -508,30 +610,39 @@ class AttentionBackends:
             marked(outputs, partial(marks.append, (problem, Pass.backward)))
         return outputs
 
-    def _decided(self, problem: AttentionProblem, given: Sequence[Any]) -> Winners:
+    def _choose(self, problem: AttentionProblem, existing: Sequence[Any]) -> Winners:
+        """Return the backend for each pass of a new problem.
+
+        A choice has a reason if it is not as requested.
+
+        Args:
+            existing: query, key, value and mask if they have memory, otherwise nothing.
+        """
         try:
-            own = chosen_by_torch(problem, given)
+            own = chosen_by_torch(problem, existing)
         except RuntimeError:
             own = "math"
         choice = PassChoice(engine=own)
         if self._stored is not None:
             name = self._stored.get((problem.label, problem.dtype, Pass.backward in problem.passes))
-            if name is not None and why_not(name, problem, given) is None:
+            if name is not None and why_not(name, problem, existing) is None:
                 choice = PassChoice(engine=name)
-        elif self.wanted is Attention.fastest:
+        elif self.requested is Attention.fastest:
             if self._races is None:
                 self._races = _races(self._device, self._threads)
             return self._races.choose(problem)
-        elif self.wanted is not Attention.auto:
-            reason = why_not(str(self.wanted), problem, given)
-            choice = (
-                PassChoice(engine=str(self.wanted))
-                if reason is None
-                else PassChoice(engine=own, reason=reason)
-            )
+        elif self.requested is not Attention.auto:
+            reason = why_not(str(self.requested), problem, existing)
+            choice = PassChoice(engine=own, reason=reason)
+            if reason is None:
+                choice = PassChoice(engine=str(self.requested))
         return dict.fromkeys(problem.passes, choice)
 
-    def _reported(self, problem: AttentionProblem, row: _Row) -> LayerReport:
+    def _layer_report(self, problem: AttentionProblem, row: _Row) -> LayerReport:
+        """Return the report on a shape, with the FLOPs of all counted calls.
+
+        A backend that was chosen but not proven has the status `requested`.
+        """
         calls = max(1, row.calls)
         passes = []
         for which, choice in row.choices.items():
@@ -541,7 +652,7 @@ class AttentionBackends:
             passes.append(row.seen.proven(report))
         return LayerReport(
             name=problem.label,
-            requested=str(self.wanted),
+            requested=str(self.requested),
             input_shape=problem.query.shape,
             calls=calls,
             dtype=problem.dtype,
@@ -560,6 +671,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _races(device: Any, threads: Threads) -> FastestBackend:
+    """Return the races for `fastest`, with a cache of winners for other processes."""
     place = cache_folder("algorithms")
     choices = JsonCache(place, {**context_of(device), "race": "of attention"})
     return FastestBackend(device=device, threads=threads, choices=choices)
@@ -571,17 +683,17 @@ def applied(session: Session, execution: Execution) -> AbstractContextManager[An
     Raises:
         UserError: the model is not a torch model, or the device has no such backend.
     """
-    wanted, device = execution.attention, getattr(session, "device", None)
+    requested, device = execution.attention, getattr(session, "device", None)
     if not isinstance(getattr(session, "module", None), torch.nn.Module) or device is None:
-        if wanted is Attention.auto:
+        if requested is Attention.auto:
             return nullcontext()
         raise UserError(
-            f"execution.attention={wanted} is for torch models; leave it out for this one."
+            f"execution.attention={requested} is for torch models; leave it out for this one."
         )
-    if wanted in (Attention.efficient, Attention.cudnn) and device.kind != "cuda":
+    if requested in (Attention.efficient, Attention.cudnn) and device.kind != "cuda":
         raise UserError(
-            f"execution.attention={wanted} needs a GPU, and this is {device.name}: "
+            f"execution.attention={requested} needs a GPU, and this is {device.name}: "
             "choose auto, flash, math or fastest."
         )
     is_compiled, verify = execution.compile is not None, execution.attention_verify
-    return AttentionBackends(wanted, device, compiled=is_compiled, verify=verify).applied()
+    return AttentionBackends(requested, device, compiled=is_compiled, verify=verify).applied()

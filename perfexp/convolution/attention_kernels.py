@@ -1,4 +1,8 @@
-"""Attention kernels: which backend's kernels ran, and the report on a model's attention."""
+"""Attention kernels: which backend's kernels ran, and the report on a model's attention.
+
+With `execution.attention_verify=true`, one call runs under torch's profiler, with markers before
+and after each attention.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,10 @@ def family(kernel: str) -> str | None:
 
 
 def ran(kernels: Collection[str]) -> str | None:
-    """Return the backend that a call's kernels belong to; None if it is not known."""
+    """Return the backend that a call's kernels belong to; None if it is not known.
+
+    Without a fused kernel, a product and a softmax together are `math`.
+    """
     fused = {name for name in map(family, kernels) if name is not None}
     if fused:
         return fused.pop() if len(fused) == 1 else None
@@ -46,7 +53,11 @@ def ran(kernels: Collection[str]) -> str | None:
 
 @dataclass
 class Seen:
-    """Kernels of a shape's passes in an observed call, and all kernels of that call."""
+    """Kernels of a shape's passes in an observed call, and all kernels of that call.
+
+    Attributes:
+        everything: names of all kernels; None if nothing was observed.
+    """
 
     kernels: dict[Pass, list[str]] = field(default_factory=dict)
     everything: Sequence[str] | None = None
@@ -56,26 +67,30 @@ class Seen:
         self.kernels.setdefault(which, []).extend(kernels)
 
     def proven(self, report: PassReport) -> PassReport:
-        """Return a pass report with the observed kernels and a verdict on them."""
+        """Return a pass report with the observed kernels and a verdict on them.
+
+        Only the status `requested` changes: to `ok`, `substituted` or `unproven`.
+        """
         if self.everything is None or report.status is not LayerStatus.requested:
             return report
         kernels = self.kernels.get(report.which, [])
         if not kernels:
             return self._of_call(report)
-        found = ran(kernels)
+        backend = ran(kernels)
         status, reason = LayerStatus.ok, None
-        if found is None:
+        if backend is None:
             unknown = ", ".join(dict.fromkeys(kernels))
             status, reason = LayerStatus.unproven, f"not known what {unknown[:200]} computes"
-        elif found != report.selected:
-            status, reason = LayerStatus.substituted, f"torch ran {found}"
+        elif backend != report.selected:
+            status, reason = LayerStatus.substituted, f"torch ran {backend}"
         names = tuple(dict.fromkeys(kernels))
-        return replace(report, status=status, reason=reason, ran=found, kernels=names)
+        return replace(report, status=status, reason=reason, ran=backend, kernels=names)
 
     def _of_call(self, report: PassReport) -> PassReport:
-        """Judge by the whole call a pass that has no kernels of its own.
+        """Judge a pass without kernels of its own by the whole call.
 
-        That is a compiled call, or the backward pass of `math`, whose products are not marked.
+        That is a pass of a compiled call, or the backward pass of `math`, whose products are not
+        marked.
         """
         everything = self.everything or ()
         fused = {name for name in map(family, everything) if name is not None}
@@ -92,7 +107,7 @@ class Seen:
 
 
 def mark(device: torch.device) -> None:
-    """Mark a place among the observed kernels."""
+    """Mark a place among the observed kernels, or operators on a CPU."""
     if device.type == "cuda":
         proof.mark()
     else:
@@ -101,13 +116,18 @@ def mark(device: torch.device) -> None:
 
 
 def watch(call: Callable[[], Any], device: str) -> tuple[list[tuple[str, ...]], list[str]]:
-    """Return a call's kernels between markers, and all of them."""
+    """Run a call under the profiler; return its kernels between markers, and all of them."""
     names = proof.kernel_names(call, is_cuda=torch.device(device).type == "cuda")
     return proof.between_markers(names), [name for name in names if proof.MARKER not in name]
 
 
 def marked(outputs: torch.Tensor, begin: Callable[[], None]) -> None:
-    """Mark the backward pass of a fused backend; `math` has none of its own."""
+    """Mark the backward pass of a fused backend; `math` has none of its own.
+
+    Args:
+        outputs: outputs of attention, whose backward node is searched for.
+        begin: called when the backward pass begins.
+    """
     node: Any = outputs.grad_fn
     for _ in range(_MOST_STEPS):
         if node is None:
@@ -134,10 +154,10 @@ class AttentionReport(AlgorithmReport):
         """Return FLOPs shares as metrics of a point; none for torch's own choice."""
         if self.name == "auto":
             return []
-        known = [one for one in self._passes if one.status is LayerStatus.ok]
+        proven = [one for one in self._passes if one.status is LayerStatus.ok]
         return [
             Metric.of(ATTENTION_COVERAGE, self.share),
-            Metric.of(ATTENTION_PROVEN, self._share_of(known)),
+            Metric.of(ATTENTION_PROVEN, self._share_of(proven)),
         ]
 
     def doubts(self) -> list[Diagnostic]:

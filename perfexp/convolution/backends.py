@@ -1,4 +1,8 @@
-"""Backends: whether cuDNN, a Triton kernel or torch operations can compute a convolution."""
+"""Backends: whether cuDNN, a Triton kernel or torch operations can compute a convolution.
+
+A `Support` answers that for one algorithm on one backend, and names the engine for each pass of a
+problem. `Layer` takes the first backend that can.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +35,9 @@ from perfexp.records.units import format_bytes
 #: Algorithms that apply to a whole model and cannot be chosen per layer. The value checks torch's
 #: name for the implementation that it then selects.
 SWITCHED: dict[str, Callable[[str], bool]] = {
-    "benchmark": lambda taken: taken.startswith("Cudnn"),
-    "onednn": lambda taken: taken.startswith("Mkldnn"),
-    "native": lambda taken: not taken.startswith(("Mkldnn", "Cudnn", "Miopen", "Mps")),
+    "benchmark": lambda name: name.startswith("Cudnn"),
+    "onednn": lambda name: name.startswith("Mkldnn"),
+    "native": lambda name: not name.startswith(("Mkldnn", "Cudnn", "Miopen", "Mps")),
 }
 #: cuDNN's heuristic chooses, layer by layer.
 GUESS = "guess"
@@ -41,16 +45,27 @@ GUESS = "guess"
 
 @dataclass(frozen=True, kw_only=True)
 class PassChoice(EngineFacts):
-    """The engine for a pass (see `perfexp.convolution.engines`)."""
+    """The engine for a pass (see `perfexp.convolution.engines`), and why it was chosen.
+
+    With a `reason`, the requested algorithm is impossible and torch computes.
+    """
 
     engine: str = DEFAULT
 
     def report(self, which: Pass, flops: int) -> PassReport:
-        """Return a pass report with this choice."""
-        by_name = LayerStatus.requested if self.engine.startswith("cudnn.") else LayerStatus.ok
-        status = by_name if self.reason is None else LayerStatus.fallback
-        settled = {name: value for name, value in vars(self).items() if name != "engine"}
-        return PassReport(which=which, selected=self.engine, status=status, flops=flops, **settled)
+        """Return a pass report with this choice.
+
+        Args:
+            which: pass that the engine computes.
+            flops: FLOPs of one call.
+        """
+        status = LayerStatus.ok
+        if self.reason is not None:
+            status = LayerStatus.fallback
+        elif self.engine.startswith("cudnn."):  # cuDNN may run another algorithm than requested
+            status = LayerStatus.requested
+        facts = {name: value for name, value in vars(self).items() if name != "engine"}
+        return PassReport(which=which, selected=self.engine, status=status, flops=flops, **facts)
 
 
 Choice = Mapping[Pass, PassChoice]
@@ -64,7 +79,10 @@ class Support:
         return None
 
     def choose(self, problem: Problem) -> Choice:
-        """Return the engine for each pass; torch's own if the backend cannot compute it."""
+        """Return the engine for each pass.
+
+        Torch's own, with a reason, if the backend cannot compute it.
+        """
         return {which: self.candidate(which, problem) for which in problem.passes}
 
     def candidate(self, which: Pass, problem: Problem) -> PassChoice:
@@ -89,7 +107,7 @@ def first_able(supports: Sequence[Support], problem: Problem) -> tuple[Choice, l
 
 
 def joined(reasons: Iterable[str]) -> str:
-    """Join distinct reasons into one text."""
+    """Join distinct reasons into one text, separated by semicolons."""
     return "; ".join(dict.fromkeys(reasons))
 
 
@@ -101,18 +119,18 @@ class PortableSupport(Support):
     backend = TORCH
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
+        """Return the limit of the algorithm that the convolution exceeds; None if there is none."""
         return ALGORITHMS[self.name].supports(convolution, dtype)
 
     def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+        """Return the algorithm, the same for all passes because autograd differentiates it."""
         return self._able(problem.convolution, problem.dtype)
 
     def _able(self, convolution: Convolution, dtype: torch.dtype) -> PassChoice:
-        reason = self.rejects(convolution, dtype)
-        return (
-            PassChoice(reason=reason)
-            if reason
-            else PassChoice(engine=f"{self.backend}.{self.name}")
-        )
+        """Return the engine's choice, or torch's with the reason."""
+        if reason := self.rejects(convolution, dtype):
+            return PassChoice(reason=reason)
+        return PassChoice(engine=f"{self.backend}.{self.name}")
 
 
 class Kernels(PortableSupport):
@@ -121,6 +139,10 @@ class Kernels(PortableSupport):
     backend = TRITON
 
     def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+        """Return the Triton kernel for a pass, or torch's engine with the reason.
+
+        At stride 1, the input gradient is a convolution with rotated weights.
+        """
         convolution: Convolution | None = problem.convolution
         if which is Pass.backward_filter:
             return PassChoice(reason="there is no Triton kernel for the gradient of the weights")
@@ -136,6 +158,8 @@ class Cudnn(Support):
     """A cuDNN algorithm, or the first choice of cuDNN's heuristic.
 
     Attributes:
+        name: algorithm of the forward pass, or `guess` for the heuristic.
+        workspace_bytes: limit of the workspace; None for no limit.
         backward: algorithms that replace the default for some backward passes.
     """
 
@@ -145,29 +169,38 @@ class Cudnn(Support):
 
     def rejects(self, convolution: Convolution, dtype: torch.dtype) -> str | None:
         """Return why cuDNN cannot compute a data type; other limits show when cuDNN is called."""
-        return (
-            None
-            if dtype in DATA_TYPES
-            else f"cuDNN has no algorithms for {str(dtype).removeprefix('torch.')}"
-        )
+        if dtype in DATA_TYPES:
+            return None
+        return f"cuDNN has no algorithms for {str(dtype).removeprefix('torch.')}"
 
     def candidates(self, which: Pass, problem: Problem) -> Iterator[PassChoice]:
         """Yield all cuDNN algorithms that can compute a pass."""
         if self.rejects(problem.convolution, problem.dtype) is None:
-            choices = (self._by(algorithm, which, problem) for algorithm in CODES[which])
+            choices = (self._choice(algorithm, which, problem) for algorithm in CODES[which])
             yield from (choice for choice in choices if choice.reason is None)
 
     def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+        """Return the configured algorithm for a pass, or torch's engine with the reason.
+
+        For `guess`, cuDNN's heuristic names the algorithm.
+        """
         if reason := self.rejects(problem.convolution, problem.dtype):
             return PassChoice(reason=reason)
         if self.name != GUESS:
-            return self._by(self._algorithm(which), which, problem)
+            return self._choice(self._algorithm(which), which, problem)
         try:
-            return self._by(guess(which, shape_of(problem), self.workspace_bytes), which, problem)
+            return self._choice(
+                guess(which, shape_of(problem), self.workspace_bytes), which, problem
+            )
         except CudnnError as error:
             return PassChoice(reason=f"cuDNN: {error}")
 
-    def _by(self, algorithm: str, which: Pass, problem: Problem) -> PassChoice:
+    def _choice(self, algorithm: str, which: Pass, problem: Problem) -> PassChoice:
+        """Return the choice of an algorithm after a trial on uninitialized tensors.
+
+        It is torch's engine, with the reason, if the algorithm is not deterministic although torch
+        must be, if its workspace is too large, or if cuDNN refuses.
+        """
         reason, size = None, 0
         if torch.are_deterministic_algorithms_enabled() and (which, algorithm) in UNREPEATABLE:
             return PassChoice(reason=f"{algorithm} is not deterministic")
@@ -190,6 +223,10 @@ class Cudnn(Support):
         return PassChoice(engine=f"{CUDNN}.{algorithm}", workspace_bytes=size)
 
     def _algorithm(self, which: Pass) -> str:
+        """Return the configured algorithm for a pass, or the closest to the forward algorithm.
+
+        The GEMMs, for example, share a backward algorithm.
+        """
         if which is Pass.forward:
             return self.name
         data, weights = BACKWARD[self.name]
@@ -197,12 +234,19 @@ class Cudnn(Support):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfTorch(Support):
-    """Torch's own convolution under a global setting, if torch then selects the expected code."""
+class TorchSetting(Support):
+    """Torch's own convolution under a global setting, if torch then selects the expected code.
+
+    `algorithm=benchmark`, `onednn` and `native` are such settings.
+    """
 
     name: str
 
     def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+        """Return torch's engine, with a reason if torch selects other code for this problem.
+
+        torch's selection is queried with uninitialized tensors and computes nothing.
+        """
         even = problem.even()
         *moves, groups = even.settings
         with unset_fake_temporarily():
@@ -210,9 +254,9 @@ class OfTorch(Support):
             selected = torch._C._select_conv_backend(
                 inputs, weight, None, *moves, False, (0, 0), groups
             )
-        taken = str(selected).rpartition(".")[2]
-        if not SWITCHED[self.name](taken):
-            return PassChoice(reason=f"torch takes {taken} for it")
+        implementation = str(selected).rpartition(".")[2]
+        if not SWITCHED[self.name](implementation):
+            return PassChoice(reason=f"torch takes {implementation} for it")
         return PassChoice(engine=SEARCH if self.name == "benchmark" else self.name)
 
 
@@ -238,23 +282,22 @@ class Switches:
             return replace(self, benchmark=True)
         if algorithm == "onednn" and not torch.backends.mkldnn.is_available():
             raise UserError("this torch has no oneDNN; choose algorithm=default.")
-        return (
-            replace(self, onednn=algorithm == "onednn")
-            if algorithm in ("onednn", "native")
-            else self
-        )
+        if algorithm in ("onednn", "native"):
+            return replace(self, onednn=algorithm == "onednn")
+        return self
 
     @contextmanager
     def set(self) -> Iterator[None]:
         """Apply these settings while entered."""
         before = Switches.now()
-        self._put()
+        self._apply()
         try:
             yield
         finally:
-            before._put()
+            before._apply()
 
-    def _put(self) -> None:
+    def _apply(self) -> None:
+        """Set torch's global flags."""
         torch._C._set_cudnn_benchmark(self.benchmark)
         torch._C._set_mkldnn_enabled(self.onednn)
 
@@ -276,7 +319,10 @@ def supports_of(
     """Return an algorithm's backends on a device, the most native first; none for `default`.
 
     Args:
-        backward: see `Cudnn`.
+        name: algorithm, for example `winograd`.
+        backend: the only backend to return; `auto` for all.
+        workspace_bytes: limit of cuDNN's workspace; None for no limit.
+        backward: cuDNN algorithms that replace the default for some backward passes.
 
     Raises:
         UserError: the backend lacks the algorithm; for `auto`, every backend lacks it.
@@ -288,13 +334,11 @@ def supports_of(
             f"algorithm=benchmark needs cuDNN: {why_no_cudnn(device)}; choose algorithm=default."
         )
     if name in SWITCHED:
-        return [OfTorch(name=name)]
+        return [TorchSetting(name=name)]
     cudnn = Cudnn(name=name, workspace_bytes=workspace_bytes, backward=backward)
-    no_triton = (
-        no_kernels(device)
-        if name in kernels.ALGORITHMS
-        else f"there is no Triton kernel for {name}"
-    )
+    no_triton: str | None = f"there is no Triton kernel for {name}"
+    if name in kernels.ALGORITHMS:
+        no_triton = no_kernels(device)
     no_torch = None if name in ALGORITHMS else f"{name} is cuDNN's own"
     candidates: list[tuple[Backend, Support, str | None]] = [
         (Backend.cudnn, cudnn, why_no_cudnn(device)),

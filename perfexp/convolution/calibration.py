@@ -1,4 +1,8 @@
-"""Calibration: learn which kernels cuDNN runs for which algorithm on the current device."""
+"""Calibration: learn which kernels cuDNN runs for which algorithm on the current device.
+
+`perfexp calibrate kernels` runs every algorithm on many convolutions under the profiler and writes
+a table of kernel names. `families` uses the table to prove which algorithm ran.
+"""
 
 from __future__ import annotations
 
@@ -26,28 +30,14 @@ from perfexp.host.files import write_atomically
 #: learned.
 ENUMERATED = {
     Pass.forward: [
-        *(
-            "implicit_gemm",
-            "implicit_precomp_gemm",
-            "gemm",
-            "direct",
-            "fft",
-            "fft_tiling",
-            "winograd",
-        ),
+        "implicit_gemm", "implicit_precomp_gemm", "gemm", "direct", "fft", "fft_tiling", "winograd",
         "winograd_nonfused",
     ],
     Pass.backward_data: ["algo_0", "algo_1", "fft", "fft_tiling", "winograd", "winograd_nonfused"],
     Pass.backward_filter: [
-        "algo_0",
-        "algo_1",
-        "fft",
-        "algo_3",
-        "winograd",
-        "winograd_nonfused",
-        "fft_tiling",
+        "algo_0", "algo_1", "fft", "algo_3", "winograd", "winograd_nonfused", "fft_tiling",
     ],
-}
+}  # fmt: skip
 #: Data type, whether channels come last, and cuDNN's math type.
 _VARIANTS = (
     (torch.float32, False, Math.fma),
@@ -66,106 +56,67 @@ Geometry = tuple[
 Seen = Counter[tuple[str, str, tuple[str, ...]]]
 
 
+#: Channels and image side of ResNet's stages.
+_STAGES = ((64, 56), (128, 28), (256, 14), (512, 7))
+#: Input channels, output channels, filter side, image side and stride; with padding.
+_PADDED = (
+    (3, 64, 7, 224, 2), (3, 64, 11, 224, 4), (3, 64, 3, 224, 1), (3, 32, 3, 299, 2),
+    (3, 96, 7, 224, 2), (16, 32, 5, 28, 1), (48, 128, 5, 14, 1), (64, 192, 5, 27, 1),
+    (256, 64, 1, 56, 1), (64, 256, 1, 56, 1), (1024, 256, 1, 14, 1), (512, 2048, 1, 7, 1),
+    (2048, 512, 1, 7, 1), (24, 144, 1, 56, 1), (240, 40, 1, 14, 1), (528, 160, 1, 14, 1),
+    (832, 384, 1, 7, 1), (480, 80, 1, 14, 1), (192, 384, 3, 13, 1), (96, 128, 3, 28, 1),
+    (160, 320, 3, 14, 1), (32, 64, 3, 147, 1), (288, 384, 3, 35, 2),
+)  # fmt: skip
+#: The same without padding.
+_UNPADDED = (
+    (3, 32, 3, 224, 2), (3, 64, 3, 128, 2), (3, 64, 3, 128, 1), (64, 64, 3, 56, 1),
+    (128, 256, 3, 28, 2), (256, 320, 3, 33, 2), (192, 192, 3, 17, 2), (64, 96, 3, 73, 1),
+    (128, 512, 5, 5, 1), (256, 256, 7, 7, 1),
+)  # fmt: skip
+#: Channels, filter side, image side and stride of depthwise convolutions.
+_DEPTHWISE = ((32, 3, 112, 1), (96, 3, 112, 2), (240, 5, 14, 1), (672, 5, 14, 2))
+#: Channels, image side, stride and groups.
+_GROUPED = ((64, 56, 1, 4), (256, 28, 1, 32), (144, 28, 2, 9), (1024, 14, 1, 32))
+#: Channels, image side and dilation.
+_DILATED = ((64, 56, 2), (256, 28, 2), (512, 28, 4))
+#: Input channels, output channels and image side for filters of 1 × 1; the first are for pooled
+#: features, a single pixel.
+_POINTWISE = (
+    (16, 64, 1), (64, 16, 1), (96, 24, 1), (256, 64, 1), (784, 196, 1), (512, 2048, 1),
+    (64, 16, 55), (128, 48, 27), (512, 64, 13), (320, 72, 17), (768, 128, 9),
+)  # fmt: skip
+
+
 def geometries() -> list[Geometry]:
     """Return convolutions that differ in everything cuDNN chooses kernels by.
 
-    These are filters, strides, channels, sizes and groups.
+    These are filters, strides, channels, sizes and groups, as in common image models.
     """
     return list(dict.fromkeys(_designed()))
 
 
 def _designed() -> Iterator[Geometry]:
-    ladder = ((64, 56), (128, 28), (256, 14), (512, 7))
-    for channels, size in ladder:
+    """Yield the convolutions of the tables above, some of them twice."""
+    for channels, size in _STAGES:
         for stride in (1, 2):
             yield _of(channels, channels, 3, size, stride=stride)
             yield _of(channels, 2 * channels, 1, size, stride=stride)
-    for inputs, outputs, filter_size, size, stride in (
-        *(
-            (3, 64, 7, 224, 2),
-            (3, 64, 11, 224, 4),
-            (3, 64, 3, 224, 1),
-            (3, 32, 3, 299, 2),
-            (3, 96, 7, 224, 2),
-        ),
-        *((16, 32, 5, 28, 1), (48, 128, 5, 14, 1), (64, 192, 5, 27, 1)),
-        *(
-            (256, 64, 1, 56, 1),
-            (64, 256, 1, 56, 1),
-            (1024, 256, 1, 14, 1),
-            (512, 2048, 1, 7, 1),
-            (2048, 512, 1, 7, 1),
-        ),
-        *(
-            (24, 144, 1, 56, 1),
-            (240, 40, 1, 14, 1),
-            (528, 160, 1, 14, 1),
-            (832, 384, 1, 7, 1),
-            (480, 80, 1, 14, 1),
-        ),
-        *(
-            (192, 384, 3, 13, 1),
-            (96, 128, 3, 28, 1),
-            (160, 320, 3, 14, 1),
-            (32, 64, 3, 147, 1),
-            (288, 384, 3, 35, 2),
-        ),
-    ):
+    for inputs, outputs, filter_size, size, stride in _PADDED:
         yield _of(inputs, outputs, filter_size, size, stride=stride)
     for asymmetric in ((1, 7), (7, 1), (1, 3), (3, 1)):
         yield _of(160, 192, asymmetric, 17)
-    for channels, filter_size, size, stride in (
-        (32, 3, 112, 1),
-        (96, 3, 112, 2),
-        (240, 5, 14, 1),
-        (672, 5, 14, 2),
-    ):
+    for channels, filter_size, size, stride in _DEPTHWISE:
         yield _of(channels, channels, filter_size, size, stride=stride, groups=channels)
-    for channels, size, stride, groups in (
-        (64, 56, 1, 4),
-        (256, 28, 1, 32),
-        (144, 28, 2, 9),
-        (1024, 14, 1, 32),
-    ):
+    for channels, size, stride, groups in _GROUPED:
         yield _of(channels, channels, 3, size, stride=stride, groups=groups)
-    for channels, size, dilation in ((64, 56, 2), (256, 28, 2), (512, 28, 4)):
+    for channels, size, dilation in _DILATED:
         yield _of(channels, channels, 3, size, dilation=dilation)
-    for channels, size in ladder:
+    for channels, size in _STAGES:
         yield _of(channels, channels, 3, size, batch=1)
         yield _of(channels, 2 * channels, 1, size, batch=1)
-    for inputs, outputs, filter_size, size, stride in (
-        *(
-            (3, 32, 3, 224, 2),
-            (3, 64, 3, 128, 2),
-            (3, 64, 3, 128, 1),
-            (64, 64, 3, 56, 1),
-            (128, 256, 3, 28, 2),
-        ),
-        *(
-            (256, 320, 3, 33, 2),
-            (192, 192, 3, 17, 2),
-            (64, 96, 3, 73, 1),
-            (128, 512, 5, 5, 1),
-            (256, 256, 7, 7, 1),
-        ),
-    ):
+    for inputs, outputs, filter_size, size, stride in _UNPADDED:
         yield _of(inputs, outputs, filter_size, size, stride=stride, padded=False)
-    for inputs, outputs in (
-        (16, 64),
-        (64, 16),
-        (96, 24),
-        (256, 64),
-        (784, 196),
-        (512, 2048),
-    ):  # pooled features
-        yield _of(inputs, outputs, 1, 1)
-    for inputs, outputs, size in (
-        (64, 16, 55),
-        (128, 48, 27),
-        (512, 64, 13),
-        (320, 72, 17),
-        (768, 128, 9),
-    ):
+    for inputs, outputs, size in _POINTWISE:
         yield _of(inputs, outputs, 1, size)
 
 
@@ -181,7 +132,14 @@ def _of(
     batch: int = _BATCH,
     padded: bool = True,
 ) -> Geometry:
-    """Return a convolution on square inputs; the default padding keeps their size at stride 1."""
+    """Return a convolution on square inputs; the default padding keeps their size at stride 1.
+
+    Args:
+        inputs: input channels.
+        outputs: output channels.
+        filter_size: side of the filter, or its height and width.
+        size: side of the images in pixels.
+    """
     height, width = (filter_size, filter_size) if isinstance(filter_size, int) else filter_size
     padding = (height // 2 * dilation, width // 2 * dilation) if padded else (0, 0)
     x, w = (batch, inputs, size, size), (outputs, inputs // groups, height, width)
@@ -190,6 +148,8 @@ def _of(
 
 def calibrate(name: str, seconds: float, progress: Callable[[str], None]) -> tuple[Families, Path]:
     """Learn a device's kernel table and write it where proofs look for it.
+
+    The device is locked against other measurements until then.
 
     Args:
         name: the device in torch's words, for example `cuda:0`.
@@ -230,6 +190,8 @@ def learn(
 ) -> tuple[Families, Seen]:
     """Run every algorithm for every pass of some convolutions, and record each call's kernels.
 
+    Return the table, and the number of calls for each set of names.
+
     Args:
         seconds: time limit; no further convolution begins after it.
         progress: called with a status line after each convolution.
@@ -240,7 +202,7 @@ def learn(
         if time.monotonic() - begun > seconds:
             break
         calls = _calls(geometry, device)
-        observed = proof.watch(partial(_run, calls))
+        observed = proof.watch(partial(_run_all, calls))
         for which, name, plan, _ in calls:
             names = {bare(kernel) for kernel in observed.kernels.get(plan, ())}
             if names:
@@ -268,7 +230,8 @@ def counts_of(seen: Seen) -> dict[str, dict[str, Counts]]:
     return counts
 
 
-def _run(calls: Sequence[tuple[Any, ...]]) -> None:
+def _run_all(calls: Sequence[tuple[Any, ...]]) -> None:
+    """Make all calls once, so that a profiler sees their kernels."""
     for _, _, plan, reads in calls:
         plan(*reads)
 
@@ -276,7 +239,11 @@ def _run(calls: Sequence[tuple[Any, ...]]) -> None:
 def _calls(
     geometry: Geometry, device: torch.device
 ) -> list[tuple[Pass, str, ConvolutionPlan, tuple[torch.Tensor, ...]]]:
-    """Return all calls of a convolution that cuDNN accepts: pass, algorithm, plan, read tensors."""
+    """Return all calls of a convolution that cuDNN accepts: pass, algorithm, plan, tensors to read.
+
+    Each has run once. Calls without enough memory are left out. `ENUMERATED` names the codes in
+    NVIDIA's order, perfexp's own table only creates the plans.
+    """
     inputs, weight, stride, padding, dilation, groups = geometry
     calls: list[tuple[Pass, str, ConvolutionPlan, tuple[torch.Tensor, ...]]] = []
     for dtype, last, math in _VARIANTS:

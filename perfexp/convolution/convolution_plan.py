@@ -1,4 +1,8 @@
-"""Plans: a single convolution pass by a cuDNN algorithm, with all descriptors made in advance."""
+"""Plans: a single convolution pass by a cuDNN algorithm, with all descriptors made in advance.
+
+A cuDNN descriptor describes a tensor or a convolution to the library. `plan` caches plans by shape,
+so that a model's calls only pass addresses.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,8 @@ watcher: Callable[[ConvolutionPlan, Callable[[], torch.Tensor]], torch.Tensor] |
 class ConvolutionPlan:
     """Computes a pass for dense tensors in the shape's memory format.
 
-    `workspace_bytes` is the memory that a call takes from torch's allocator.
+    `workspace_bytes` is the memory that a call takes from torch's allocator. Repeated addresses are
+    launched as a CUDA graph, see `replays`.
 
     Raises:
         CudnnError: cuDNN cannot compute the pass by this algorithm.
@@ -67,12 +72,10 @@ class ConvolutionPlan:
         self._shape, self._device, self._dtype = shape, shape.device, shape.dtype
         self._replays = Replays(self._enqueue, shape.device)
         self._format = torch.channels_last if shape.channels_last else torch.contiguous_format
-        self._result = {Pass.forward: shape.outputs, Pass.backward_data: shape.inputs}.get(
-            which, shape.weight
-        )
-        self._first, self._second, self._how, self._out = self._descriptors = descriptors_of(
-            which, shape, cudnn
-        )
+        results = {Pass.forward: shape.outputs, Pass.backward_data: shape.inputs}
+        self._result = results.get(which, shape.weight)
+        self._descriptors = descriptors_of(which, shape, cudnn)
+        self._first, self._second, self._convolution, self._out = self._descriptors
         self._one, self._zero = cudnn.one_and_zero(shape.dtype)
         handle = cudnn.handle(shape.device)
         self.workspace_bytes = cudnn.workspace_bytes(which, handle, self._descriptors, self._code)
@@ -87,47 +90,55 @@ class ConvolutionPlan:
         if current_device() != self._device:
             with torch.cuda.device(self._device):
                 return self(first, second)
-        return (
-            self._run(first, second)
-            if watcher is None
-            else watcher(self, partial(self._run, first, second))
-        )
+        if watcher is None:
+            return self._run(first, second)
+        return watcher(self, partial(self._run, first, second))
 
     def _run(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """Allocate result and workspace, enqueue the pass, and return the result.
+
+        The arguments are as for `__call__`.
+        """
         out = torch.empty(
             self._result, dtype=self._dtype, device=first.device, memory_format=self._format
         )
         size = self.workspace_bytes
         # freed after enqueueing; stream order protects it from its next user
         workspace = torch.empty(size, dtype=torch.uint8, device=first.device) if size else None
-        where = 0 if workspace is None else workspace.data_ptr()
-        addresses = (first.data_ptr(), second.data_ptr(), out.data_ptr(), where)
-        self._replays(addresses)
+        place = 0 if workspace is None else workspace.data_ptr()
+        self._replays((first.data_ptr(), second.data_ptr(), out.data_ptr(), place))
         return out
 
     def _enqueue(self, first: int, second: int, out: int, workspace: int) -> None:
+        """Call cuDNN with the addresses of tensors and workspace.
+
+        Raises `CudnnError` if cuDNN refuses.
+        """
         handle = self._cudnn.handle(self._device)
         status = self._call(
-            handle, self._one, self._first, first, self._second, second, self._how, self._code,
-            workspace or None, self.workspace_bytes, self._zero, self._out, out,
+            handle, self._one, self._first, first, self._second, second, self._convolution,
+            self._code, workspace or None, self.workspace_bytes, self._zero, self._out, out,
         )  # fmt: skip
         if status:
             self._cudnn.check(status)
 
 
 def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int, int, int]:
-    """Return the descriptors of two tensors that a pass reads, the convolution, and the result."""
+    """Return four cuDNN descriptors: two tensors that a pass reads, the convolution, the result.
+
+    cuDNN's functions for all passes take them in this order.
+    """
     inputs = cudnn.tensor(shape.inputs, shape.dtype, channels_last=shape.channels_last)
     weight = cudnn.filter(shape.weight, shape.dtype, channels_last=shape.channels_last)
     outputs = cudnn.tensor(shape.outputs, shape.dtype, channels_last=shape.channels_last)
-    how = cudnn.convolution(
+    convolution = cudnn.convolution(
         shape.padding, shape.stride, shape.dilation, shape.groups, shape.dtype, shape.math
     )
     if which is Pass.forward:
-        return inputs, weight, how, outputs
+        return inputs, weight, convolution, outputs
     if which is Pass.backward_data:
-        return weight, outputs, how, inputs
-    return inputs, outputs, how, weight
+        return weight, outputs, convolution, inputs
+    return inputs, outputs, convolution, weight
 
 
 #: Plans, or the reason for a refusal.
@@ -141,20 +152,25 @@ def plan(which: Pass, algorithm: str, shape: Shape) -> ConvolutionPlan:
         CudnnError: cuDNN refuses.
     """
     key = (which, algorithm, shape)
-    found = _plans.get(key)
-    if found is None:
+    cached = _plans.get(key)
+    if cached is None:
         try:
-            found = ConvolutionPlan(which, algorithm, shape)
+            cached = ConvolutionPlan(which, algorithm, shape)
         except CudnnError as error:
-            found = str(error)
-        _plans[key] = found
-    if isinstance(found, str):
-        raise CudnnError(found)
-    return found
+            cached = str(error)
+        _plans[key] = cached
+    if isinstance(cached, str):
+        raise CudnnError(cached)
+    return cached
 
 
 def guess(which: Pass, shape: Shape, limit: int | None) -> str:
-    """Return the first choice of cuDNN's heuristic within a limit of workspace bytes.
+    """Return the name of the algorithm that cuDNN's heuristic ranks first.
+
+    `algorithm=guess` uses it.
+
+    Args:
+        limit: maximum workspace in bytes; None for no limit.
 
     Raises:
         CudnnError: the heuristic has no choice within the limit.
@@ -164,6 +180,5 @@ def guess(which: Pass, shape: Shape, limit: int | None) -> str:
     for code, size in ranked:
         if limit is None or size <= limit:
             return names[code]
-    raise CudnnError(
-        "the heuristic has no choice within the limit" if ranked else "the heuristic has no choice"
-    )
+    where = " within the limit" if ranked else ""
+    raise CudnnError(f"the heuristic has no choice{where}")

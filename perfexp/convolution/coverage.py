@@ -1,8 +1,11 @@
-"""Algorithm coverage: the engine of each convolution, and the FLOPs share that ran as requested."""
+"""Algorithm coverage: the engine of each convolution, and the FLOPs share that ran as requested.
+
+The reports become a point's facts, metrics and diagnostics in the record.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -53,6 +56,7 @@ AS_REQUESTED = (LayerStatus.requested, LayerStatus.ok)
 
 
 def _precedence(status: LayerStatus) -> int:
+    """Return the sort key of a status: the least favorable first."""
     return AS_REQUESTED.index(status) if status in AS_REQUESTED else -1
 
 
@@ -106,7 +110,12 @@ class PassReport(EngineFacts):
 class LayerReport:
     """Report on a layer for a given input shape, with its calls and passes in a single model call.
 
-    `math` is cuDNN's math type (`default`, `tensor_op`, `fma`); None if cuDNN did not compute.
+    Attributes:
+        name: name of the module, for example `layer1.0.conv1`.
+        requested: algorithm that the user requested for the layer.
+        input_shape: (N, C, H, W), or (C, H, W) without a batch.
+        dtype: data type of the computation, for example `float16`.
+        math: cuDNN's math type (`default`, `tensor_op`, `fma`); None if cuDNN did not compute.
     """
 
     name: str
@@ -151,14 +160,14 @@ class LayerReport:
         return sum(report.flops for report in self.passes)
 
     def facts(self) -> dict[str, Any]:
-        """Return all fields and derived values as JSON."""
-        derived = {
+        """Return all fields and derived values as JSON, for a layer's entry in the record."""
+        return {
+            **asdict(self),
             "used": self.used,
             "status": self.status,
             "reason": self.reason,
             "flops": self.flops,
         }
-        return {**asdict(self), **derived}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +175,8 @@ class AlgorithmReport:
     """Report on a model's 2-D convolutions, with an entry for each layer and kind of inputs.
 
     Attributes:
-        foreign: origin of the kernel table, if learned on another architecture or with another
+        name: algorithm that the user requested.
+        foreign: where the kernel table was learned, if on another architecture or with another
             library.
     """
 
@@ -176,6 +186,7 @@ class AlgorithmReport:
 
     @property
     def _passes(self) -> list[PassReport]:
+        """Return the reports on all passes of all layers."""
         return [report for layer in self.layers for report in layer.passes]
 
     @property
@@ -184,7 +195,7 @@ class AlgorithmReport:
 
         Backward passes count, too.
         """
-        return self._share_of([report for report in self._passes if report.status in AS_REQUESTED])
+        return self._share_of(report for report in self._passes if report.status in AS_REQUESTED)
 
     @property
     def proven_share(self) -> float | None:
@@ -192,31 +203,38 @@ class AlgorithmReport:
 
         Torch's own choice does not count.
         """
-        known = [report for report in self._passes if report.status is LayerStatus.ok]
         return self._share_of(
-            [report for report in known if not is_own_choice(report.selected, report.status)]
+            report
+            for report in self._passes
+            if report.status is LayerStatus.ok and not is_own_choice(report.selected, report.status)
         )
 
-    def _share_of(self, reports: Sequence[PassReport]) -> float | None:
+    def _share_of(self, reports: Iterable[PassReport]) -> float | None:
+        """Return the share of all FLOPs that these passes compute; None without FLOPs."""
         total = sum(report.flops for report in self._passes)
         return sum(report.flops for report in reports) / total if total else None
 
     @property
     def workspace_peak_bytes(self) -> int | None:
-        """Return the largest workspace of any call; None if unknown."""
-        known = (
+        """Return the largest workspace of any call in bytes; None if unknown, as without cuDNN."""
+        sizes = (
             report.workspace_bytes for report in self._passes if report.workspace_bytes is not None
         )
-        return max(known, default=None)
+        return max(sizes, default=None)
 
     def _named(self, status: LayerStatus) -> str:
-        layers = [
-            layer
+        """Return the first layers with a pass of this status, each with its reason.
+
+        The others are counted. The text is for a diagnostic, and empty if there is no such layer.
+        """
+        reasons = [
+            f"{layer.name}: {layer.reason}"
             for layer in self.layers
             if any(report.status is status for report in layer.passes)
         ]
-        rest = [f"{len(layers) - _NAMED} more"] if len(layers) > _NAMED else []
-        return "; ".join([f"{layer.name}: {layer.reason}" for layer in layers[:_NAMED]] + rest)
+        if len(reasons) > _NAMED:
+            reasons[_NAMED:] = [f"{len(reasons) - _NAMED} more"]
+        return "; ".join(reasons)
 
     def metrics(self) -> list[Metric]:
         """Return FLOPs shares and peak workspace as metrics of a point."""
@@ -230,7 +248,7 @@ class AlgorithmReport:
         ]
 
     def facts(self) -> dict[str, Any]:
-        """Return all fields and derived values as JSON."""
+        """Return all layers and derived values as JSON, for the point's `algorithm` facts."""
         backends = {
             report.selected.partition(".")[0]
             for report in self._passes

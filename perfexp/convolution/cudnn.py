@@ -1,7 +1,8 @@
 """cuDNN as loaded by torch, called through its v7 interface.
 
 That interface has named algorithms, which torch does not expose. The codes for algorithms, math
-types and data types come from cudnn_ops.h and cudnn_graph.h, version 9.19.
+types and data types come from cudnn_ops.h and cudnn_graph.h, version 9.19. Descriptors and handles
+are addresses, held as integers.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ DATA_TYPES = {torch.float32: 0, torch.float64: 1, torch.float16: 2, torch.bfloat
 def math_of(dtype: torch.dtype) -> Math:
     """Return the math type that torch permits.
 
-    For float32 torch's TF32 flag for convolutions decides; half precisions use tensor cores.
+    For float32 torch's TF32 flag for convolutions decides; half precisions use tensor cores. Plans
+    get it, so that cuDNN rounds as torch does.
     """
     if dtype in (torch.float16, torch.bfloat16):
         return Math.tensor_op
@@ -100,20 +102,26 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cudnnSetConvolution2dDescriptor": [c_void_p, *[c_int] * 8],
     "cudnnSetConvolutionMathType": [c_void_p, c_int],
     "cudnnSetConvolutionGroupCount": [c_void_p, c_int],
-    **{
-        f"cudnnGetConvolution{name}WorkspaceSize": [c_void_p] * 5 + [c_int, POINTER(c_size_t)]
-        for name in ENTRY.values()
-    },
-    **{
-        f"cudnnGetConvolution{name}Algorithm_v7": [c_void_p] * 5 + [c_int, POINTER(c_int), c_void_p]
-        for name in ENTRY.values()
-    },
-    **{
-        f"cudnnConvolution{name}": [c_void_p] * 7
-        + [c_int, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p]
-        for name in ENTRY.values()
-    },
 }
+for _entry in ENTRY.values():
+    _descriptors = [c_void_p] * 5  # handle, two tensors that are read, convolution, result
+    _SIGNATURES |= {
+        f"cudnnGetConvolution{_entry}WorkspaceSize": [*_descriptors, c_int, POINTER(c_size_t)],
+        f"cudnnGetConvolution{_entry}Algorithm_v7": [
+            *_descriptors,
+            c_int,
+            POINTER(c_int),
+            c_void_p,
+        ],
+        # factors, descriptors with addresses, algorithm, workspace
+        f"cudnnConvolution{_entry}": [
+            *[c_void_p] * 7,
+            c_int,
+            c_void_p,
+            c_size_t,
+            *[c_void_p] * 3,
+        ],
+    }
 
 
 class CudnnError(PerfexpError):
@@ -135,7 +143,10 @@ class _Choice(ctypes.Structure):
 
 
 class Library:
-    """cuDNN's functions.
+    """cuDNN's functions, called with ctypes.
+
+    Args:
+        functions: the loaded library; tests pass a scripted one.
 
     Raises:
         CudnnError: a function is missing; methods raise it for any status other than success.
@@ -155,7 +166,7 @@ class Library:
         self._handles: dict[tuple[int, int], int] = {}
         self._streams: dict[int, int] = {}
         self.run = {
-            each: getattr(functions, f"cudnnConvolution{name}") for each, name in ENTRY.items()
+            which: getattr(functions, f"cudnnConvolution{name}") for which, name in ENTRY.items()
         }
         self._constants = {kind: (byref(kind(1)), byref(kind(0))) for kind in (c_float, c_double)}
 
@@ -181,11 +192,11 @@ class Library:
         key = (device, threading.get_ident())
         handle = self._handles.get(key)
         if handle is None:
-            made = c_void_p()
+            pointer = c_void_p()
             with nullcontext() if device == current_device() else torch.cuda.device(device):
-                self.call("cudnnCreate", byref(made))
-            assert made.value is not None
-            handle = self._handles[key] = made.value
+                self.call("cudnnCreate", byref(pointer))
+            assert pointer.value is not None
+            handle = self._handles[key] = pointer.value
         stream = current_stream(device)
         if stream != self._streams.get(handle):
             self.call("cudnnSetStream", handle, stream)
@@ -227,7 +238,7 @@ class Library:
     ) -> int:
         """Return a convolution descriptor; pairs are (down, across).
 
-        Sums are float32, or float64 for float64.
+        Sums are float32, or float64 for float64. A plan makes one.
         """
         descriptor = self._new("Convolution")
         compute = DATA_TYPES[torch.float64 if dtype is torch.float64 else torch.float32]
@@ -272,13 +283,15 @@ class Library:
         count, choices = c_int(), (_Choice * _CHOICES)()
         name = f"cudnnGetConvolution{ENTRY[which]}Algorithm_v7"
         self.call(name, handle, *descriptors, _CHOICES, byref(count), ctypes.addressof(choices))
-        return [(each.algo, each.memory) for each in choices[: count.value] if each.status == 0]
+        ranked = choices[: count.value]
+        return [(choice.algo, choice.memory) for choice in ranked if choice.status == 0]
 
     def _new(self, kind: str) -> int:
-        made = c_void_p()
-        self.call(f"cudnnCreate{kind}Descriptor", byref(made))
-        assert made.value is not None
-        return made.value
+        """Return a new descriptor: `Tensor`, `Filter` or `Convolution`. It is never freed."""
+        pointer = c_void_p()
+        self.call(f"cudnnCreate{kind}Descriptor", byref(pointer))
+        assert pointer.value is not None
+        return pointer.value
 
 
 #: The index of torch's current device.
@@ -296,7 +309,10 @@ def current_stream(device: int) -> int:
 
 
 def why_no_cudnn(device: torch.device) -> str | None:
-    """Return why cuDNN's algorithms cannot be chosen on a device; None if they can."""
+    """Return why cuDNN's algorithms cannot be chosen on a device; None if they can.
+
+    The text completes a message, for example `cuDNN is for NVIDIA GPUs`.
+    """
     if device.type != "cuda" or torch.version.cuda is None:
         return "cuDNN is for NVIDIA GPUs"
     if not torch.backends.cudnn.is_available():

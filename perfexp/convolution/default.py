@@ -16,7 +16,7 @@ def open_default(
     """Build torch's own convolution, with other algorithms for layers that name one.
 
     See `forced.Forced`. All settings of other algorithms are accepted, so that a sweep can cover
-    them.
+    them. `conf/algorithm/default.yaml` names this function.
     """
     if not layers:
         return Default()
@@ -30,4 +30,5 @@ class Default:
 
     @contextmanager
     def applied(self, session: Session) -> Iterator[None]:
+        """Change nothing; yield None, which leaves nothing to report."""
         yield

@@ -1,4 +1,7 @@
-"""Relative error between a model's outputs and reference outputs."""
+"""Relative error between a model's outputs and reference outputs.
+
+The correctness check compares faster convolutions with torch's own.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +16,25 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from perfexp.cost.tensors import tensors_in
 
 
-def relative_error(found: Any, reference: Any) -> float | None:
+def relative_error(outputs: Any, reference: Any) -> float | None:
     """Return the relative L2 error over nested floating-point tensors.
+
+    Errors of algorithms and of reduced precisions are measured with it.
 
     Returns:
         None if a number is not finite or the reference is all zero.
     """
-    pairs = list(zip(_tensors(found), _tensors(reference), strict=True))
-    apart = sum(float((one.double() - other.double()).square().sum()) for one, other in pairs)
-    length = sum(float(other.double().square().sum()) for _, other in pairs)
-    return (
-        math.sqrt(apart / length)
-        if length and math.isfinite(apart) and math.isfinite(length)
-        else None
-    )
+    error = norm = 0.0
+    for one, other in zip(_tensors(outputs), _tensors(reference), strict=True):
+        error += float((one.double() - other.double()).square().sum())
+        norm += float(other.double().square().sum())
+    if not norm or not math.isfinite(error) or not math.isfinite(norm):
+        return None
+    return math.sqrt(error / norm)
 
 
 def _tensors(outputs: Any) -> list[torch.Tensor]:
+    """Return the floating-point tensors in nested outputs, in order."""
     return [tensor for tensor in tensors_in(outputs) if tensor.is_floating_point()]
 
 
@@ -44,14 +49,14 @@ def with_statistics(module: torch.nn.Module, run: Callable[[], object]) -> Itera
     norms = [
         norm for norm in module.modules() if isinstance(norm, _BatchNorm) and _is_untrained(norm)
     ]
-    before = [
-        ({name: value.clone() for name, value in norm.named_buffers()}, norm.momentum)
-        for norm in norms
-    ]
+    before: list[tuple[dict[str, torch.Tensor], float | None]] = []
+    for norm in norms:
+        buffers = {name: value.clone() for name, value in norm.named_buffers()}
+        before.append((buffers, norm.momentum))
     try:
         for norm in norms:
             norm.train()
-            norm.momentum = 1.0
+            norm.momentum = 1.0  # the call's statistics replace the earlier ones
         try:
             if norms:
                 run()
@@ -64,10 +69,11 @@ def with_statistics(module: torch.nn.Module, run: Callable[[], object]) -> Itera
 
 
 def _is_untrained(norm: _BatchNorm) -> bool:
+    """Return whether a batch norm still has its initial statistics, mean 0 and variance 1."""
     mean, variance = norm.running_mean, norm.running_var
-    return (
-        mean is not None and variance is not None and not mean.any() and bool((variance == 1).all())
-    )
+    if mean is None or variance is None:
+        return False
+    return not mean.any() and bool((variance == 1).all())
 
 
 def _restore(
@@ -76,8 +82,16 @@ def _restore(
     *,
     buffers: bool,
 ) -> None:
+    """Set batch norms to evaluation mode with their earlier momentum.
+
+    `with_statistics` calls it before the comparison and at its end.
+
+    Args:
+        buffers: whether to restore the statistics as well.
+    """
     for norm, (values, momentum) in zip(norms, before, strict=True):
         norm.eval()
         norm.momentum = momentum
-        for name, value in values.items() if buffers else ():
-            norm.get_buffer(name).copy_(value)
+        if buffers:
+            for name, value in values.items():
+                norm.get_buffer(name).copy_(value)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from perfexp.convolution.convolution_plan import ConvolutionPlan, Shape, plan
+from perfexp.convolution import convolution_plan
+from perfexp.convolution.convolution_plan import ConvolutionPlan, Shape
 from perfexp.convolution.coverage import Pass
 from perfexp.convolution.operators import CUDNN, DEFAULT, ConvolutionSettings
 from perfexp.convolution.portable.algorithms import ALGORITHMS, as_torch_does, is_channels_last
@@ -50,14 +51,21 @@ class Engines:
             inputs: (N, C, H, W) or (C, H, W).
             weight: (O, C / G, kernel height, kernel width).
             bias: (O,), or None.
+
+        Returns:
+            (N, O, height, width), or (O, height, width) for inputs without a batch.
         """
         backend, _, name = self.forward.partition(".")
-        by = ALGORITHMS[name].compute if backend == TORCH else self._operator
-        return as_torch_does(by, convolution, inputs, weight, bias)
+        compute = ALGORITHMS[name].compute if backend == TORCH else self._operator
+        return as_torch_does(compute, convolution, inputs, weight, bias)
 
     def _operator(
         self, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
     ) -> torch.Tensor:
+        """Return the outputs of `torch.ops.perfexp.convolution`, which runs each pass's engine.
+
+        Asymmetric padding is applied to the inputs first.
+        """
         left, right, top, bottom = convolution.padding
         padding = (top, left)
         if padding != (bottom, right):
@@ -98,10 +106,13 @@ class Direct:
 
 
 class _Direct(torch.autograd.Function):
+    """Autograd for `Direct`: the backward passes run their own cuDNN plans."""
+
     @staticmethod
     def forward(
         ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, direct: Direct
     ) -> torch.Tensor:
+        """Return the outputs, and keep inputs and weights for the gradients."""
         ctx.save_for_backward(inputs, weight)
         ctx.direct = direct
         return direct.forward(inputs, weight)
@@ -111,6 +122,7 @@ class _Direct(torch.autograd.Function):
     def backward(
         ctx: Any, grad: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        """Return the gradients of inputs and weights, None for one that is not needed."""
         inputs, weight = ctx.saved_tensors
         grad, plans = grad.contiguous(memory_format=ctx.direct.layout), ctx.direct.plans
         of_inputs = plans[Pass.backward_data](weight, grad) if ctx.needs_input_grad[0] else None
@@ -119,7 +131,9 @@ class _Direct(torch.autograd.Function):
 
 
 def direct(engines: Engines, problem: Problem) -> Direct | None:
-    """Return the direct implementation of a problem.
+    """Return a problem's implementation that bypasses torch's dispatcher.
+
+    The dispatcher costs host time in each call.
 
     Returns:
         None unless cuDNN computes all passes and the padding is symmetric.
@@ -128,13 +142,19 @@ def direct(engines: Engines, problem: Problem) -> Direct | None:
         return None
     plans: dict[Pass, ConvolutionPlan] = {}
     for which in problem.passes:
-        if (plan_of_pass := plan_of(which, getattr(engines, which), problem)) is None:
+        plan = plan_of(which, getattr(engines, which), problem)
+        if plan is None:
             return None
-        plans[which] = plan_of_pass
+        plans[which] = plan
     return Direct(plans, problem.layout)
 
 
 def plan_of(which: Pass, engine: str, problem: Problem) -> ConvolutionPlan | None:
-    """Return the cuDNN plan behind an engine for one pass; None for other engines."""
+    """Return the cuDNN plan behind an engine for one pass; None for other engines.
+
+    Raises `CudnnError` if cuDNN refuses.
+    """
     backend, _, name = engine.partition(".")
-    return plan(which, name, shape_of(problem)) if backend == CUDNN else None
+    if backend != CUDNN:
+        return None
+    return convolution_plan.plan(which, name, shape_of(problem))

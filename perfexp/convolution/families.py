@@ -27,7 +27,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from perfexp.convolution.coverage import AlgorithmReport, LayerReport, LayerStatus, Pass, PassReport
+from perfexp.convolution.coverage import AlgorithmReport, LayerStatus, Pass, PassReport
 from perfexp.host.cache import cache_folder
 
 #: Words in kernel names that identify an algorithm.
@@ -54,34 +54,39 @@ _SIZES = re.compile(r"_?\d+x\d+\w*")
 
 
 def bare(kernel: str) -> str:
-    """Return a kernel's name without types, tile sizes and architecture."""
-    if found := _XMMA.search(kernel):
-        kind, rest = found.groups()
+    """Return a kernel's name without types, tile sizes and architecture.
+
+    For example `xmma_fprop` for `sm80_xmma_fprop_implicit_gemm_…`. Tables count bare names, because
+    full names differ between shapes and GPUs.
+    """
+    if match := _XMMA.search(kernel):
+        kind, rest = match.groups()
         if kind == "gemm":
             return "xmma_gemm_complex" if rest.startswith("cf32") else "xmma_gemm"
         return f"xmma_{kind}"
-    if found := _CUTLASS.search(kernel):
-        return f"cutlass_{(found[1] or found[2] or found[3]).lower()}"
+    if match := _CUTLASS.search(kernel):
+        return f"cutlass_{(match[1] or match[2] or match[3]).lower()}"
     if "ReduceSplitK" in kernel:
         return "cutlass_reduction"
     if kernel.startswith("nvjet"):
         return "nvjet"
     name = _without_brackets(kernel).split("::")[-1].removeprefix("void ").strip()
-    return (
-        name if name.startswith("fft") else _SIZES.sub("", name)
-    )  # an FFT is identified by its tile size
+    if name.startswith("fft"):  # its tile size tells the FFT algorithms apart
+        return name
+    return _SIZES.sub("", name)
 
 
 def _without_brackets(text: str) -> str:
-    depth, kept = 0, []
+    """Return a C++ kernel name without template arguments and parameter types."""
+    depth, outside = 0, []
     for character in text:
         if character in "<(":
             depth += 1
         elif character in ">)":
             depth -= 1
         elif depth == 0:
-            kept.append(character)
-    return "".join(kept)
+            outside.append(character)
+    return "".join(outside)
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -114,19 +119,22 @@ class Families(msgspec.Struct, frozen=True):
         """
         seen = {name for name in map(bare, kernels) if not _AUXILIARY.search(name)}
         named = {algorithm for word, algorithm in _WORDS.items() for name in seen if word in name}
-        if named:
+        if named:  # a kernel that names its algorithm decides alone
             return sorted(named)
         algorithms = self.counts.get(which.value, {})
-        names = self._names(which)
+        names = {
+            name
+            for name in self._counted(which)
+            if not _names_algorithm(name) and not _AUXILIARY.search(name)
+        }
         if not seen & names:
             return []
         scores = {
             algorithm: _score(counts, seen, names) for algorithm, counts in algorithms.items()
         }
         best = max(scores.values())
-        likely = [
-            algorithm for algorithm, score in scores.items() if score > best - math.log(_RULED_OUT)
-        ]
+        least = best - math.log(_RULED_OUT)
+        likely = [algorithm for algorithm, score in scores.items() if score > least]
         return sorted(likely, key=lambda algorithm: -scores[algorithm])
 
     def unknown(self, which: Pass, kernels: Iterable[str]) -> list[str]:
@@ -134,25 +142,28 @@ class Families(msgspec.Struct, frozen=True):
 
         PyTorch's own kernels are left out.
         """
-        known = {
-            name for counts in self.counts.get(which.value, {}).values() for name in counts.kernels
-        }
+        counted = self._counted(which)
         names = dict.fromkeys(bare(kernel) for kernel in of_cudnn(kernels))
-        return [name for name in names if name not in known and not _says(name)]
+        return [name for name in names if name not in counted and not _names_algorithm(name)]
 
-    def _names(self, which: Pass) -> set[str]:
-        """Return bare names of kernels that compute without naming their algorithm."""
+    def _counted(self, which: Pass) -> set[str]:
+        """Return all bare names that any algorithm's calls had in this pass."""
         counts = self.counts.get(which.value, {}).values()
-        names = {name for of_algorithm in counts for name in of_algorithm.kernels}
-        return {name for name in names if not _says(name) and not _AUXILIARY.search(name)}
+        return {name for of_algorithm in counts for name in of_algorithm.kernels}
 
 
-def _says(name: str) -> bool:
+def _names_algorithm(name: str) -> bool:
+    """Return whether a bare name contains an algorithm's own word."""
     return any(word in name for word in _WORDS)
 
 
 def _score(counts: Counts, seen: set[str], names: set[str]) -> float:
-    """Return the log-likelihood of seen and unseen names, for one algorithm's calls."""
+    """Return the log-likelihood that an algorithm's call has just the seen names.
+
+    Args:
+        seen: bare names in the observed call.
+        names: all bare names that count in this pass.
+    """
     score = 0.0
     for name in names:
         share = (counts.kernels.get(name, 0) + _SMOOTHING) / (counts.calls + 2 * _SMOOTHING)
@@ -163,22 +174,18 @@ def _score(counts: Counts, seen: set[str], names: set[str]) -> float:
 def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
     """Return a pass report with observed kernels and a verdict on them.
 
-    The verdict says whether the kernels belong to the requested algorithm.
+    The verdict says whether the kernels belong to the requested algorithm: `ok`, `substituted`, or
+    `unproven` if a kernel is unknown or none computes a convolution.
     """
     table, observed = current(), of_cudnn(kernels)
     likely = table.likely(report.which, observed)
     status, reason = LayerStatus.ok, None
     if unknown := table.unknown(report.which, observed):
-        status, reason, likely = (
-            LayerStatus.unproven,
-            f"not known what {', '.join(unknown)} computes",
-            [],
-        )
+        status, likely = LayerStatus.unproven, []
+        reason = f"not known what {', '.join(unknown)} computes"
     elif not likely:
-        status, reason = (
-            LayerStatus.unproven,
-            f"no kernel computes a convolution: {_short(kernels) or 'none'}",
-        )
+        status = LayerStatus.unproven
+        reason = f"no kernel computes a convolution: {_short(kernels) or 'none'}"
     elif report.selected.rpartition(".")[2] not in likely:
         status, reason = LayerStatus.substituted, f"cuDNN ran {likely[0]} ({_short(kernels)})"
     return replace(
@@ -193,11 +200,13 @@ def judge(report: PassReport, kernels: Collection[str]) -> PassReport:
 def forward_algorithm(kernels: Iterable[str]) -> str | None:
     """Return the algorithms that a forward pass's kernels can belong to; None if unknown.
 
-    Several are joined, for example `fft or fft_tiling`.
+    Several are joined, for example `fft or fft_tiling`. The per-layer pass records with it what
+    torch chose itself.
     """
     table, observed = current(), of_cudnn(kernels)
-    is_known = not table.unknown(Pass.forward, observed)
-    return " or ".join(table.likely(Pass.forward, observed)) or None if is_known else None
+    if table.unknown(Pass.forward, observed):
+        return None
+    return " or ".join(table.likely(Pass.forward, observed)) or None
 
 
 def of_cudnn(kernels: Iterable[str]) -> list[str]:
@@ -211,35 +220,39 @@ def judge_forward(
     """Return a report with the observed forward kernels of layers that request a cuDNN algorithm.
 
     Layers stay unchanged if they have several kinds of inputs or kernels that prove nothing.
+
+    Args:
+        kernels: kernel names by layer, from a profile of single layers.
     """
     names = [layer.name for layer in report.layers]
+    layers = []
+    for layer in report.layers:
+        if names.count(layer.name) == 1:
+            observed = kernels.get(layer.name, ())
+            passes = tuple(_judge_forward_pass(one, observed) for one in layer.passes)
+            layer = replace(layer, passes=passes)
+        layers.append(layer)
+    return replace(report, layers=tuple(layers))
 
-    def of_pass(name: str, each: PassReport) -> PassReport:
-        if (
-            each.which is not Pass.forward
-            or each.status is not LayerStatus.requested
-            or names.count(name) > 1
-        ):
-            return each
-        judged = judge(each, kernels.get(name, ()))
-        return each if judged.status is LayerStatus.unproven else judged
 
-    def of_layer(layer: LayerReport) -> LayerReport:
-        return replace(layer, passes=tuple(of_pass(layer.name, each) for each in layer.passes))
-
-    return replace(report, layers=tuple(of_layer(layer) for layer in report.layers))
+def _judge_forward_pass(report: PassReport, kernels: Collection[str]) -> PassReport:
+    """Return the verdict on a forward pass that requested cuDNN, other reports unchanged."""
+    if report.which is not Pass.forward or report.status is not LayerStatus.requested:
+        return report
+    judged = judge(report, kernels)
+    return report if judged.status is LayerStatus.unproven else judged
 
 
 def _short(kernels: Iterable[str]) -> str:
+    """Return distinct bare names for a message."""
     return ", ".join(dict.fromkeys(bare(kernel) for kernel in kernels))
 
 
 @cache
 def shipped() -> Families:
     """Return the table shipped with perfexp."""
-    return msgspec.json.decode(
-        files("perfexp.convolution").joinpath("families.json").read_bytes(), type=Families
-    )
+    content = files("perfexp.convolution").joinpath("families.json").read_bytes()
+    return msgspec.json.decode(content, type=Families)
 
 
 def current() -> Families:
@@ -257,7 +270,10 @@ def calibrated(architecture: str, cudnn: int) -> Path:
 
 
 def identity() -> tuple[str, int] | None:
-    """Return the current device's architecture and the cuDNN version; None without both."""
+    """Return the current device's architecture and the cuDNN version; None without both.
+
+    For example `("sm_90", 91900)`. A kernel table is for one such pair.
+    """
     version = torch.backends.cudnn.version()
     if not torch.cuda.is_available() or version is None:
         return None
@@ -266,7 +282,10 @@ def identity() -> tuple[str, int] | None:
 
 
 def foreign() -> str | None:
-    """Return where the current table was learned and what runs here, if these differ."""
+    """Return where the current table was learned and what runs here; None if these are equal.
+
+    The text is for the diagnostic that a proof may not hold.
+    """
     place, table = identity(), current()
     if place is None or place == (table.architecture, table.cudnn):
         return None

@@ -1,9 +1,14 @@
-"""Layers: replace the computation of a model's 2-D convolution by an algorithm."""
+"""Layers: replace the computation of a model's 2-D convolution by an algorithm.
+
+A `Layer` intercepts a module's calls. For each new kind of inputs (shape, data type, layout) it
+asks its backends for engines once, and counts calls for the report.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,6 +46,7 @@ class _InputKind:
     """A kind of inputs that a layer computed, and how often.
 
     Attributes:
+        problem: the convolution with these inputs.
         report: report on a single call.
         calls: all calls so far.
         counted: calls within the reported model call; None before the report.
@@ -67,6 +73,7 @@ class _Decision(NamedTuple):
     Attributes:
         engines: None for torch itself.
         direct: cuDNN without torch's dispatcher, if possible.
+        row: where calls are counted; None if they are not.
     """
 
     engines: Engines | None = None
@@ -86,8 +93,10 @@ class Layer:
     `torch.nn.functional.conv2d` there. Weights, hooks, names and the class stay unchanged.
 
     Args:
+        name: name of the module in the model, for example `layer1.0.conv1`.
+        requested: algorithm for the layer, for the report.
         supports: backends in order of preference; none for `default`.
-        refuse: called before torch computes in the algorithm's place.
+        refuse: called before torch computes in the algorithm's place; it may raise an error.
     """
 
     def __init__(
@@ -122,6 +131,8 @@ class Layer:
     def why_not(self, supports: Sequence[Support] | None = None) -> str | None:
         """Return why backends cannot compute the layer for any inputs; None if they may.
 
+        The check before a run uses it. Other limits depend on the input size.
+
         Args:
             supports: backends to check; None for the layer's own.
         """
@@ -132,28 +143,31 @@ class Layer:
         return None if None in reasons else joined(map(str, reasons))
 
     def install(self) -> None:
-        """Let the algorithm compute from now on."""
+        """Replace the module's method, so that the algorithm computes from now on."""
+        kind, attributes = type(self._module), self._module.__dict__
+        name, replacement = "forward", self._forward
+        if self._has_torch_forward():
+            name, replacement = "_conv_forward", self._conv_forward
+        self._covered[name] = before = attributes.get(name)
+        earlier_layer = getattr(before, "__self__", None)
+        if isinstance(earlier_layer, Layer):
+            self._own = earlier_layer._own
+        else:
+            self._own = before or partial(kind.forward, self._module)
+        attributes[name] = replacement
+
+    def _has_torch_forward(self) -> bool:
+        """Return whether the forward pass is torch's own, except for other layers' patches."""
         kind = type(self._module)
-        patches = [self._module.__dict__.get(key) for key in ("forward", "_conv_forward")]
-        own = (
-            kind.forward is torch.nn.Conv2d.forward
-            and kind._conv_forward is torch.nn.Conv2d._conv_forward
-            and all(
-                patch is None or isinstance(getattr(patch, "__self__", None), Layer)
-                for patch in patches
-            )
+        if kind.forward is not torch.nn.Conv2d.forward:
+            return False
+        if kind._conv_forward is not torch.nn.Conv2d._conv_forward:
+            return False
+        patches = [self._module.__dict__.get(name) for name in ("forward", "_conv_forward")]
+        return all(
+            patch is None or isinstance(getattr(patch, "__self__", None), Layer)
+            for patch in patches
         )
-        name, replacement = (
-            ("_conv_forward", self._conv_forward) if own else ("forward", self._forward)
-        )
-        self._covered[name] = before = self._module.__dict__.get(name)
-        outer = getattr(before, "__self__", None)
-        self._own = (
-            outer._own
-            if isinstance(outer, Layer)
-            else before or partial(kind.forward, self._module)
-        )
-        self._module.__dict__[name] = replacement
 
     def remove(self) -> None:
         """Restore the module's own computation."""
@@ -164,7 +178,7 @@ class Layer:
         self._covered.clear()
 
     def forget(self) -> None:
-        """Discard all decisions and counts."""
+        """Discard all decisions and counts, before a point with other inputs."""
         self._decided.clear()
         self._rows.clear()
         self._is_reported = False
@@ -176,21 +190,18 @@ class Layer:
             row.calls, row.counted = 0, None
 
     def prove(self, seen: Seen) -> None:
-        """Add the kernels observed in a model call to the reports."""
+        """Add the kernels observed in a profiled model call to the reports."""
         for row in self._rows.values():
-            plans = (
-                plan_of(report.which, report.selected, row.problem) for report in row.report.passes
-            )
-            passes = tuple(
-                seen.proven(report, plan)
-                for report, plan in zip(row.report.passes, plans, strict=True)
-            )
-            row.report = replace(row.report, passes=passes)
+            passes = []
+            for report in row.report.passes:
+                plan = plan_of(report.which, report.selected, row.problem)
+                passes.append(seen.proven(report, plan))
+            row.report = replace(row.report, passes=tuple(passes))
 
     def reports(self) -> list[LayerReport]:
         """Return an entry for each computed problem, or a single entry without passes.
 
-        Calls after the first request for reports are not counted.
+        Calls after the first request for reports are not counted. `Forced.report` collects them.
         """
         rows, self._is_reported = list(self._rows.values()), True
         for row in rows:
@@ -201,6 +212,7 @@ class Layer:
     def _conv_forward(
         self, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
+        """Replace `torch.nn.Conv2d._conv_forward`: return the outputs, computed by the engines."""
         if self._pads_first:
             inputs = pad(
                 inputs,
@@ -217,10 +229,10 @@ class Layer:
         ):
             outputs = called(inputs, weight)
             return outputs if bias is None else outputs.add_(bias[:, None, None])
-        return _computed(engines, inputs, weight, bias, self._settings)
+        return _compute(engines, inputs, weight, bias, self._settings)
 
     def _forward(self, *arguments: Any, **named: Any) -> Any:
-        """Replace a forward pass that the class overrides."""
+        """Replace a forward pass that the class overrides, and intercept its convolutions."""
         with _Intercepted(self):
             return self._own(*arguments, **named)
 
@@ -228,33 +240,39 @@ class Layer:
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None,
         stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1,
     ) -> torch.Tensor:  # fmt: skip
-        """Replace `torch.nn.functional.conv2d`, with its arguments."""
-        options = (stride, padding, dilation, groups)
+        """Replace `torch.nn.functional.conv2d`, with its arguments.
+
+        Inputs are (N, C, H, W) or (C, H, W).
+        """
         settings: Any = tuple(
-            tuple(option) if isinstance(option, list) else option for option in options
+            tuple(setting) if isinstance(setting, list) else setting
+            for setting in (stride, padding, dilation, groups)
         )
-        return _computed(
-            self._decision(input, weight, settings).engines, input, weight, bias, settings
-        )
+        engines = self._decision(input, weight, settings).engines
+        return _compute(engines, input, weight, bias, settings)
 
     def _decision(
         self, inputs: torch.Tensor, weight: torch.Tensor, settings: Any = None
     ) -> _Decision:
-        """Return the implementation for these inputs, decided once per kind of inputs.
+        """Count the call, and return the implementation for these inputs.
 
-        A tracing compiler gets its own decision.
+        It is decided once per kind of inputs. While a compiler traces, the engines become constants
+        in the compiled code.
+
+        Args:
+            settings: stride, padding, dilation and groups; None for the module's own.
         """
         if inputs.dtype != weight.dtype and not torch.is_autocast_enabled(inputs.device.type):
             return _NOTHING  # torch raises the error
-        recorded, dtype = torch.is_grad_enabled(), effective_dtype(inputs)
-        wanted = (recorded and inputs.requires_grad, recorded and weight.requires_grad)
+        has_gradients = torch.is_grad_enabled()
         key = (
             inputs.shape,
-            dtype,
+            effective_dtype(inputs),
             inputs.stride(),
             weight.shape,
             weight.stride(),
-            *wanted,
+            has_gradients and inputs.requires_grad,
+            has_gradients and weight.requires_grad,
             settings,
             inputs.device,
         )
@@ -265,121 +283,134 @@ class Layer:
             if decision.row is not None:
                 decision.row.calls += 1
             return decision
-        constants = self._decide_before((tuple(key[0]), *key[1:3], tuple(key[3]), *key[4:]))
-        if constants is None:
-            constants = self._decide_now(key)
-        return _Decision(Engines(*constants), None, None) if constants else _NOTHING
+        # a constant's arguments must be plain tuples
+        names = self._decide_while_tracing((tuple(key[0]), *key[1:3], tuple(key[3]), *key[4:]))
+        if names is None:
+            names = self._decide_when_run(key)
+        return _Decision(Engines(*names), None, None) if names else _NOTHING
 
     @_constant_while_tracing
-    def _decide_before(self, key: Any) -> tuple[str, ...] | None:
-        """Decide while a compiler traces; return None if refused.
+    def _decide_while_tracing(self, key: Any) -> tuple[str, ...] | None:
+        """Return engine names, which the compiler takes for constants; None if refused.
 
-        An error raised here would be taken for the compiler's.
+        The names are empty if torch computes. An error raised here would be taken for the
+        compiler's.
         """
         try:
-            names: tuple[str, ...] = self._decide_now(
-                (torch.Size(key[0]), *key[1:3], torch.Size(key[3]), *key[4:])
-            )
+            key = (torch.Size(key[0]), *key[1:3], torch.Size(key[3]), *key[4:])
+            names: tuple[str, ...] = self._decide_when_run(key)
             return names
         except PerfexpError:
             return None
 
     # torch.compiler.disable imports the compiler, which takes a second in every process
     @_disable_dynamo
-    def _decide_now(self, key: Any) -> tuple[str, ...]:
-        """Decide when the compiled code runs; errors are raised then."""
+    def _decide_when_run(self, key: Any) -> tuple[str, ...]:
+        """Return engine names when the compiled code runs; errors are raised then."""
         engines = self._decide(key, False).engines
-        return (engines.forward, engines.backward_data, engines.backward_filter) if engines else ()
+        return astuple(engines) if engines else ()
 
     def _decide(self, key: Any, uncast: bool) -> _Decision:
-        """Return the implementation for a new kind of inputs.
+        """Decide on the implementation for a new kind of inputs, and remember it.
 
         Args:
+            key: as made by `_decision`.
             uncast: whether the inputs already have the data type of the computation.
         """
-        (
-            shape,
-            dtype,
-            strides,
-            weight_shape,
-            weight_strides,
-            wants_data,
-            wants_filter,
-            settings,
-            device,
-        ) = key
-        convolution = Convolution.of(
-            weight_shape, *(self._settings if settings is None else settings)
-        )
+        shape, dtype, strides, weight_shape, weight_strides, *gradients, settings, device = key
+        settings = self._settings if settings is None else settings
+        convolution = Convolution.of(weight_shape, *settings)
         if misfit(convolution, shape) or 0 in shape:
             return _NOTHING  # torch raises the error, or has nothing to compute
-        batched, strides = (shape, strides) if len(shape) == 4 else ((1, *shape), (0, *strides))
-        last = is_channels_last(batched, strides) or is_channels_last(
-            convolution.weight_shape, weight_strides
+        is_batched = len(shape) == 4
+        if not is_batched:
+            shape, strides = (1, *shape), (0, *strides)
+        last = is_channels_last(shape, strides) or is_channels_last(weight_shape, weight_strides)
+        optional = (Pass.backward_data, Pass.backward_filter)
+        passes = [which for which, is_needed in zip(optional, gradients, strict=True) if is_needed]
+        problem = Problem(
+            convolution=convolution,
+            shape=tuple(shape),
+            dtype=dtype,
+            device=device,
+            channels_last=last,
+            passes=(Pass.forward, *passes),
         )
-        wanted = {
-            Pass.forward: True,
-            Pass.backward_data: wants_data,
-            Pass.backward_filter: wants_filter,
-        }
-        passes = tuple(which for which, runs in wanted.items() if runs)
-        kind = {"dtype": dtype, "device": device, "channels_last": last}
-        problem = Problem(convolution=convolution, shape=tuple(batched), passes=passes, **kind)
         choice, _ = first_able(self.supports, problem)
-        row = self._rows.get(problem)
-        if row is None:
-            counted = 0 if self._is_reported else None
-            row = self._rows[problem] = _InputKind(
-                problem, self._report(problem, choice, shape), counted=counted
-            )
-        if reasons := [
-            pass_choice.reason for pass_choice in choice.values() if pass_choice.reason is not None
-        ]:
+        row = self._row(problem, choice, key[0])
+        if reasons := [one.reason for one in choice.values() if one.reason is not None]:
             self._refuse(self, problem, joined(reasons))
         decision = _Decision(row=row)
-        if any(pass_choice.engine not in OF_TORCH for pass_choice in choice.values()):
-            engines = Engines(
-                **{str(which): pass_choice.engine for which, pass_choice in choice.items()}
-            )
+        if any(one.engine not in OF_TORCH for one in choice.values()):
+            engines = Engines(**{which.value: one.engine for which, one in choice.items()})
             # cuDNN's descriptors describe dense tensors only
-            dense = all(
+            is_dense = is_batched and all(
                 stride == torch.empty(size, device="meta", memory_format=problem.layout).stride()
-                for size, stride in ((shape, key[2]), (weight_shape, weight_strides))
-                if len(size) == 4
+                for size, stride in ((shape, strides), (weight_shape, weight_strides))
             )
-            called = direct(engines, problem) if uncast and dense and len(shape) == 4 else None
+            called = direct(engines, problem) if uncast and is_dense else None
             decision = _Decision(engines, called, row)
         self._decided[key] = decision
         return decision
 
+    def _row(self, problem: Problem, choice: Choice, shape: Sequence[int]) -> _InputKind:
+        """Return the entry that counts a problem's calls, new if necessary.
+
+        Args:
+            shape: input shape for the report, perhaps without a batch.
+        """
+        row = self._rows.get(problem)
+        if row is None:
+            counted = 0 if self._is_reported else None
+            report = self._report(problem, choice, shape)
+            row = self._rows[problem] = _InputKind(problem, report, counted=counted)
+        return row
+
     def _report(self, problem: Problem, choice: Choice, shape: Sequence[int]) -> LayerReport:
+        """Return the report on a single call, which `_InputKind.total` multiplies by the calls.
+
+        Args:
+            shape: input shape, perhaps without a batch.
+        """
         flops = problem.convolution.flops(problem.shape[0], *problem.shape[-2:])
         passes = tuple(pass_choice.report(which, flops) for which, pass_choice in choice.items())
         by_cudnn = any(report.selected.startswith(CUDNN) for report in passes)
-        math, dtype = (
-            math_of(problem.dtype).name if by_cudnn else None,
-            str(problem.dtype).removeprefix("torch."),
-        )
         return LayerReport(
             name=self.name,
             requested=self.requested,
             input_shape=tuple(shape),
-            dtype=dtype,
-            math=math,
+            dtype=str(problem.dtype).removeprefix("torch."),
+            math=math_of(problem.dtype).name if by_cudnn else None,
             passes=passes,
         )
 
 
-def _computed(
+def _compute(
     engines: Engines | None,
     inputs: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     settings: Any,
 ) -> torch.Tensor:
+    """Return the outputs by the engines; by torch if `engines` is None."""
     if engines is not None:
         return engines.compute(Convolution.of(weight.shape, *settings), inputs, weight, bias)
     return conv2d(inputs, weight, bias, *settings)
+
+
+@contextmanager
+def all_installed(layers: Sequence[Layer]) -> Iterator[None]:
+    """Install layers while entered; remove them in the reverse order.
+
+    Only this order restores a module that is covered twice.
+    """
+    for layer in layers:
+        layer.install()
+    try:
+        yield
+    finally:
+        for layer in reversed(layers):
+            layer.remove()
 
 
 class _Intercepted(TorchFunctionMode):
@@ -392,6 +423,7 @@ class _Intercepted(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        """Call a torch function, or the layer for a convolution."""
         if function is conv2d:
             return self._layer.functional(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))

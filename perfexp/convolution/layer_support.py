@@ -1,4 +1,7 @@
-"""Layer support: which algorithms can compute a model's convolutions, without running them."""
+"""Layer support: which algorithms can compute a model's convolutions, without running them.
+
+`perfexp list algorithms model=NAME` shows the result as a table.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from perfexp.convolution.backends import (
 )
 from perfexp.convolution.coverage import Pass
 from perfexp.convolution.cudnn import CODES
-from perfexp.convolution.layer import Layer
+from perfexp.convolution.layer import Layer, all_installed
 from perfexp.convolution.operators import BENCHMARK, DEFAULT
 from perfexp.convolution.portable.algorithms import ALGORITHMS, canonical
 from perfexp.convolution.problem import Problem
@@ -45,8 +48,13 @@ def survey(
 ) -> dict[str, Any]:
     """Check all algorithms on a device for each distinct convolution of a model.
 
+    The worker calls it for `perfexp list algorithms model=NAME`.
+
     Args:
+        session: the opened model.
         key: the point that sets phase, input size and batch size.
+        backend: the only backend to check; None for all.
+        workspace_bytes: limit of cuDNN's workspace; None for no limit.
         backward: cuDNN algorithms by backward pass; they replace the defaults of a forward
             algorithm.
         progress: called with the name of the next layer.
@@ -84,19 +92,20 @@ def survey(
     entries = []
     for problem, sharing in layers.items():
         progress(sharing[0])
-        answers = {name: _answer(name, supports[name], problem) for name in names}
-        entries.append(
-            {
-                "names": sharing,
-                "convolution": asdict(problem.convolution),
-                "input_shape": problem.shape,
-                "dtype": str(problem.dtype).removeprefix("torch."),
-                "channels_last": problem.channels_last,
-                "algorithms": answers,
-            }
-        )
+        choices = {name: _choices_of(name, supports[name], problem) for name in names}
+        entries.append({"names": sharing, **_described(problem), "algorithms": choices})
     unused = [name for name, requests in problems.items() if not requests]
     return {"algorithms": names, "layers": entries, "unused": unused}
+
+
+def _described(problem: Problem) -> dict[str, Any]:
+    """Return a problem's fields as JSON values, without its passes and device."""
+    return {
+        "convolution": asdict(problem.convolution),
+        "input_shape": problem.shape,
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "channels_last": problem.channels_last,
+    }
 
 
 class _Recorder(Support):
@@ -110,8 +119,8 @@ class _Recorder(Support):
         return super().choose(problem)
 
 
-class _Placed(torch.nn.Module):
-    """A session's model with a run's input placement and the session's autocast."""
+class _PlacedModel(torch.nn.Module):
+    """A session's model that places its inputs as a run does, with the session's autocast."""
 
     def __init__(self, session: Any, module: torch.nn.Module) -> None:
         super().__init__()
@@ -122,24 +131,26 @@ class _Placed(torch.nn.Module):
 
 
 def _problems_of(session: Any, module: torch.nn.Module, key: Key) -> dict[str, list[Problem]]:
+    """Return the problems of each convolution by layer name; empty for one that computes nothing.
+
+    Raises `UserError` if the model rejects the inputs.
+    """
     training = key.phase == "train"
     modules.train(module, training)
     inputs = session.random_batch(key.input_size, key.batch_size, 0).inputs
     try:
         try:  # the trial needs no time and memory
-            return isolated(_recorded)(session, module, inputs, training=training)
+            return isolated(_record_problems)(session, module, inputs, training=training)
         except Inconclusive:
-            return _recorded(session, module, inputs, training=training, is_trial=False)
+            return _record_problems(session, module, inputs, training=training, is_trial=False)
     except MODULE_ERRORS as error:
-        reason = (
-            why_refused(module, inputs)
-            or (str(error).strip() or type(error).__name__).splitlines()[0]
-        )
+        message = str(error).strip() or type(error).__name__
+        reason = why_refused(module, inputs) or message.splitlines()[0]
         shape = " × ".join(map(str, inputs.shape))
         raise UserError(f"The model can't take {shape}: {reason.rstrip('.')}.") from error
 
 
-def _recorded(
+def _record_problems(
     session: Any,
     module: torch.nn.Module,
     inputs: torch.Tensor,
@@ -147,10 +158,10 @@ def _recorded(
     training: bool,
     is_trial: bool = True,
 ) -> dict[str, list[Problem]]:
-    """Return the convolutions in a forward pass by layer; a trial uses stand-in tensors."""
+    """Return the convolutions in a forward pass by layer; a trial uses tensors without memory."""
     with _recording(module) as recorders:
         if is_trial:
-            placed = _Placed(session, module).train(training)
+            placed = _PlacedModel(session, module).train(training)
             trial_outputs(
                 placed, tuple(inputs.shape), inputs.dtype, inputs.device, gradients=training
             )
@@ -162,22 +173,22 @@ def _recorded(
 
 @contextmanager
 def _recording(module: torch.nn.Module) -> Iterator[dict[str, _Recorder]]:
+    """Record the problems of all 2-D convolutions while entered; yield the recorders by layer.
+
+    Torch itself computes the convolutions.
+    """
     recorders: dict[str, _Recorder] = {}
     layers = []
     for name, child in module.named_modules():
         if isinstance(child, torch.nn.Conv2d):
             recorders[name] = recorder = _Recorder()
             layers.append(Layer(name, child, DEFAULT, [recorder], lambda *_: None))
-    for layer in layers:
-        layer.install()
-    try:
+    with all_installed(layers):
         yield recorders
-    finally:
-        for layer in reversed(layers):
-            layer.remove()
 
 
 def _names(device: torch.device) -> list[str]:
+    """Return the algorithms to check on a device."""
     names = list(ALGORITHMS)
     if not isinstance(_supports(GUESS, Backend.auto, device, None, {}), str):
         names += [GUESS, BENCHMARK]
@@ -194,14 +205,18 @@ def _supports(
     workspace_bytes: int | None,
     backward: Mapping[Pass, str],
 ) -> list[Support] | str:
+    """Return an algorithm's backends on a device, or the reason for having none.
+
+    The reason is the message of `supports_of` without its beginning.
+    """
     try:
         return supports_of(name, backend, device, workspace_bytes, backward)
     except UserError as error:
         return str(error).partition(": ")[2].rstrip(".")
 
 
-def _answer(name: str, supports: Sequence[Support] | str, problem: Problem) -> dict[str, Any]:
-    """Return each pass's engine for an algorithm.
+def _choices_of(name: str, supports: Sequence[Support] | str, problem: Problem) -> dict[str, Any]:
+    """Return each pass's entry for an algorithm, as `survey` describes it.
 
     The backend is the first that can compute the outputs.
     """
@@ -227,6 +242,7 @@ def _answer(name: str, supports: Sequence[Support] | str, problem: Problem) -> d
 def _pass_entry(
     backend: str | None, choice: PassChoice, passed_over: Mapping[str, str]
 ) -> dict[str, Any]:
+    """Return the JSON entry for a pass; backend and engine are None if there is a reason."""
     able = choice.reason is None
     return {
         "backend": backend if able else None,

@@ -1,4 +1,9 @@
-"""Operators: how torch's autograd, compiler and graphs call an engine (see `engines`)."""
+"""Operators: how torch's autograd, compiler and graphs call an engine (see `engines`).
+
+`torch.ops.perfexp.convolution` takes inputs (N, C, H, W), weights (O, C / G, kernel height, kernel
+width), five settings and an engine for each pass. It returns (N, O, height, width). Two more
+operators compute the gradients.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +33,7 @@ _KERNELS = {f"{TRITON}.{name}": kernel for name, kernel in kernels.ALGORITHMS.it
 class ConvolutionSettings(NamedTuple):
     """How a convolution moves over its inputs, and the result's memory format.
 
-    The padding is the same on both sides.
+    The padding is the same on both sides. Pairs are (down, across).
     """
 
     stride: Pair
@@ -58,19 +63,13 @@ class ConvolutionSettings(NamedTuple):
     ) -> Shape:
         """Return the cuDNN plan shape for inputs and weights of these shapes."""
         moves, device_index = self[:4], device.index or 0
-        return Shape(
-            tuple(inputs),
-            tuple(weight),
-            *moves,
-            dtype,
-            self.channels_last,
-            math_of(dtype),
-            device_index,
-        )
+        storage = dtype, self.channels_last, math_of(dtype), device_index
+        return Shape(tuple(inputs), tuple(weight), *moves, *storage)
 
 
 @contextmanager
-def _searching(engine: str) -> Iterator[None]:
+def _search_setting(engine: str) -> Iterator[None]:
+    """Enable torch's search for the fastest algorithm while entered, for the engine `benchmark`."""
     before = torch._C._get_cudnn_benchmark()
     torch._C._set_cudnn_benchmark(before or engine == BENCHMARK)
     try:
@@ -80,26 +79,33 @@ def _searching(engine: str) -> Iterator[None]:
 
 
 def _convolution(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    """Return the outputs by the forward engine.
+
+    `arguments` are five settings, then three engines.
+    """
     settings, forward = ConvolutionSettings.of(*arguments), arguments[5]
     if forward in _KERNELS:
-        return _KERNELS[forward](
-            inputs.contiguous(memory_format=settings.layout), weight, settings.convolution(weight)
-        )
+        inputs = inputs.contiguous(memory_format=settings.layout)
+        return _KERNELS[forward](inputs, weight, settings.convolution(weight))
     if forward.startswith(CUDNN):
         shape = settings.shape(inputs.shape, weight.shape, inputs.dtype, inputs.device)
-        return _by_cudnn(Pass.forward, forward, shape, inputs, weight)
-    with _searching(forward):
+        return _run_cudnn(Pass.forward, forward, shape, inputs, weight)
+    with _search_setting(forward):
         return conv2d(inputs, weight, None, *settings[:4]).contiguous(memory_format=settings.layout)
 
 
 def _gradient(
     which: Pass, grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
 ) -> torch.Tensor:
-    settings, engine, of_inputs = (
-        ConvolutionSettings.of(*arguments),
-        arguments[5],
-        which is Pass.backward_data,
-    )
+    """Return the gradient of the inputs or of the weights by an engine.
+
+    Args:
+        which: the backward pass.
+        grad: gradient of the outputs, (N, O, height, width).
+        arguments: five settings, then the engine.
+    """
+    settings, engine = ConvolutionSettings.of(*arguments), arguments[5]
+    of_inputs = which is Pass.backward_data
     if engine in _KERNELS:
         turned = turned_around(settings.convolution(weight))
         assert turned is not None
@@ -107,10 +113,10 @@ def _gradient(
         return _KERNELS[engine](grad, _turned_weight(weight, settings.groups), turned)
     if engine.startswith(CUDNN):
         shape = settings.shape(inputs.shape, weight.shape, grad.dtype, grad.device)
-        return _by_cudnn(which, engine, shape, weight if of_inputs else inputs, grad)
+        return _run_cudnn(which, engine, shape, weight if of_inputs else inputs, grad)
     *moves, groups, _ = settings
     wanted = [of_inputs, not of_inputs, False]
-    with _searching(engine):
+    with _search_setting(engine):
         gradients = torch.ops.aten.convolution_backward(
             grad, inputs, weight, None, *moves, False, [0, 0], groups, wanted
         )
@@ -118,14 +124,23 @@ def _gradient(
     return gradient.contiguous(memory_format=settings.layout)
 
 
-def _by_cudnn(which: Pass, engine: str, shape: Shape, *reads: torch.Tensor) -> torch.Tensor:
+def _run_cudnn(which: Pass, engine: str, shape: Shape, *reads: torch.Tensor) -> torch.Tensor:
+    """Return a pass's result by a cuDNN plan.
+
+    Args:
+        reads: the two tensors that the pass reads, in cuDNN's order.
+    """
     layout = torch.channels_last if shape.channels_last else torch.contiguous_format
     first, second = (tensor.contiguous(memory_format=layout) for tensor in reads)
     return plan(which, engine.removeprefix(f"{CUDNN}."), shape)(first, second)
 
 
 def turned_around(convolution: Convolution) -> Convolution | None:
-    """Return the convolution that maps output gradients to input gradients; None if none does."""
+    """Return the convolution that maps output gradients to input gradients; None if none does.
+
+    With stride 1 it is a convolution with rotated weights, for which a forward kernel suffices.
+    Triton kernels compute input gradients this way.
+    """
     if convolution.stride != (1, 1):
         return None
     reach = [d * (k - 1) for d, k in zip(convolution.dilation, convolution.kernel, strict=True)]
@@ -147,6 +162,7 @@ def _turned_weight(weight: torch.Tensor, groups: int) -> torch.Tensor:
 
 
 def _fake(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    """Return an empty tensor like the outputs, for compilers and tracing."""
     settings = ConvolutionSettings.of(*arguments)
     size = settings.convolution(weight).output_size(*inputs.shape[-2:])
     return _empty(inputs, (inputs.shape[0], weight.shape[0], *size), settings)
@@ -155,11 +171,13 @@ def _fake(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.
 def _fake_gradient(
     which: Pass, grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
 ) -> torch.Tensor:
+    """Return an empty tensor like the gradient, for compilers and tracing."""
     like = inputs if which is Pass.backward_data else weight
     return _empty(grad, like.shape, ConvolutionSettings.of(*arguments))
 
 
 def _empty(like: torch.Tensor, shape: Sequence[int], settings: ConvolutionSettings) -> torch.Tensor:
+    """Return an empty tensor with `like`'s data type and device, in the settings' layout."""
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=settings.layout)
 
 
@@ -170,6 +188,7 @@ class _Differentiable(torch.autograd.Function):
     def forward(
         ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
     ) -> torch.Tensor:
+        """Return the outputs, and keep what the gradients need."""
         ctx.save_for_backward(inputs, weight)
         *ctx.settings, _, ctx.data, ctx.filter = arguments
         return _without_autograd(inputs, weight, *arguments)
@@ -193,12 +212,17 @@ class _Differentiable(torch.autograd.Function):
 
 
 def _without_autograd(*arguments: Any) -> torch.Tensor:
+    """Return the operator's outputs without recording them for autograd."""
     with torch._C._AutoDispatchBelowAutograd():
         outputs: torch.Tensor = torch.ops.perfexp.convolution(*arguments)
     return outputs
 
 
 def _with_autograd(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.Tensor:
+    """Return the operator's outputs, recorded for autograd if a gradient is required.
+
+    It is registered with the operator for tensors that autograd tracks.
+    """
     if torch.is_grad_enabled() and (inputs.requires_grad or weight.requires_grad):
         apply: Any = _Differentiable.apply
         outputs: torch.Tensor = apply(inputs, weight, *arguments)
@@ -206,27 +230,22 @@ def _with_autograd(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) 
     return _without_autograd(inputs, weight, *arguments)
 
 
-_TENSORS, _ENGINES = (
-    "Tensor input, Tensor weight",
-    "str forward, str backward_data, str backward_filter",
-)
+_TENSORS = "Tensor input, Tensor weight"
+_ENGINES = "str forward, str backward_data, str backward_filter"
 _SETTINGS = "int[] stride, int[] padding, int[] dilation, int groups, bool channels_last"
 _BACKWARD = f"Tensor grad, {_TENSORS}, {_SETTINGS}, str engine"
 _library = torch.library.Library("perfexp", "FRAGMENT")
-_operators: list[tuple[str, str, Any, Any]] = [
-    ("convolution", f"{_TENSORS}, {_SETTINGS}, {_ENGINES}", _convolution, _fake),
-    *(
-        (
-            f"convolution_{which}",
-            _BACKWARD,
-            partial(_gradient, which),
-            partial(_fake_gradient, which),
-        )
-        for which in (Pass.backward_data, Pass.backward_filter)
-    ),
-]
-for _name, _arguments, _real, _shaped in _operators:
-    _library.define(f"{_name}({_arguments}) -> Tensor")
-    _library.impl(_name, _real, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"perfexp::{_name}", _shaped, lib=_library)
+
+
+def _define(name: str, arguments: str, compute: Any, fake: Any) -> None:
+    """Add an operator `perfexp::name`; `fake` makes an empty result while a compiler traces."""
+    _library.define(f"{name}({arguments}) -> Tensor")
+    _library.impl(name, compute, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"perfexp::{name}", fake, lib=_library)
+
+
+_define("convolution", f"{_TENSORS}, {_SETTINGS}, {_ENGINES}", _convolution, _fake)
+for _which in (Pass.backward_data, Pass.backward_filter):
+    _gradients = partial(_gradient, _which), partial(_fake_gradient, _which)
+    _define(f"convolution_{_which}", _BACKWARD, *_gradients)
 _library.impl("convolution", _with_autograd, "Autograd")

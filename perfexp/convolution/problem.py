@@ -1,4 +1,7 @@
-"""Problems: a convolution together with input shape, data type, device and memory format."""
+"""Problems: a convolution together with input shape, data type, device and memory format.
+
+Backends decide by problem, and races and plans are cached by problem.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ class Problem:
     """A convolution with everything that affects how it can be computed.
 
     Attributes:
+        shape: input shape, (N, C, H, W).
         dtype: data type after autocast.
         channels_last: whether the result is stored as NHWC.
+        passes: passes that run: forward, and the gradients that autograd needs.
     """
 
     convolution: Convolution
@@ -30,11 +35,9 @@ class Problem:
     @property
     def outputs(self) -> tuple[int, int, int, int]:
         """Return the output shape, (N, O, height, width)."""
-        return (
-            self.shape[0],
-            self.convolution.out_channels,
-            *self.convolution.output_size(*self.shape[-2:]),
-        )
+        batch, _, height, width = self.shape
+        size = self.convolution.output_size(height, width)
+        return (batch, self.convolution.out_channels, *size)
 
     @property
     def layout(self) -> torch.memory_format:
@@ -44,16 +47,16 @@ class Problem:
     @property
     def settings(self) -> tuple[Pair, Pair, Pair, int]:
         """Return stride, symmetric padding, dilation (down, across) and groups, in torch's form."""
-        left, _, top, _ = self.convolution.padding
-        return (
-            self.convolution.stride,
-            (top, left),
-            self.convolution.dilation,
-            self.convolution.groups,
-        )
+        convolution = self.convolution
+        left, _, top, _ = convolution.padding
+        return convolution.stride, (top, left), convolution.dilation, convolution.groups
 
     def reads(self, which: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the shapes of the two tensors that a pass reads, in cuDNN's order."""
+        """Return the shapes of the two tensors that a pass reads, in cuDNN's order.
+
+        They are inputs and weights for the outputs, weights and output gradient for the input
+        gradient, inputs and output gradient for the weight gradient.
+        """
         weight = self.convolution.weight_shape
         return {
             Pass.forward: (self.shape, weight),
@@ -68,7 +71,7 @@ class Problem:
         )
 
     def even(self) -> Problem:
-        """Return the same problem with symmetric padding.
+        """Return the same problem with symmetric padding, because cuDNN takes no other.
 
         Asymmetric padding counts as already applied to the inputs.
         """

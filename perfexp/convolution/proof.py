@@ -1,4 +1,8 @@
-"""Proof: find the kernels that each cuDNN call launched, with markers in the stream."""
+"""Proof: find the kernels that each cuDNN call launched, with markers in the stream.
+
+With `algorithm.verify=true`, one model call runs under torch's profiler. A marker is a spin kernel
+of one cycle before and after each plan; the kernels between two markers belong to the plan.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +26,16 @@ _MARKER_CYCLES = 1
 
 @dataclass
 class Seen:
-    """Observed kernels of each plan, in launch order."""
+    """Observed kernels of each plan, in launch order; empty if nothing was observed."""
 
     kernels: dict[ConvolutionPlan, tuple[str, ...]] = field(default_factory=dict)
 
     def proven(self, report: PassReport, plan: ConvolutionPlan | None) -> PassReport:
         """Return a pass report with observed kernels and a verdict on them.
 
-        The verdict says whether the kernels belong to the requested algorithm.
+        Args:
+            report: report without a proof; only the status `requested` can be proven.
+            plan: cuDNN plan that computed the pass; None for other engines.
         """
         if plan is None or report.status is not LayerStatus.requested:
             return report
@@ -47,6 +53,7 @@ def watch(call: Callable[[], Any]) -> Seen:
     order: list[ConvolutionPlan] = []
 
     def run_between_marks(plan: ConvolutionPlan, run: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Run a plan between two markers, and note its place in the order."""
         order.append(plan)
         mark()
         outputs = run()
@@ -59,7 +66,9 @@ def watch(call: Callable[[], Any]) -> Seen:
     finally:
         plans.watcher = None
     between = between_markers(names)
-    return Seen(dict(zip(order, between, strict=True)) if len(between) == len(order) else {})
+    if len(between) != len(order):
+        return Seen()
+    return Seen(dict(zip(order, between, strict=True)))
 
 
 def kernel_names(call: Callable[[], Any], *, is_cuda: bool = True) -> list[str]:
@@ -67,7 +76,7 @@ def kernel_names(call: Callable[[], Any], *, is_cuda: bool = True) -> list[str]:
 
     Memory copies and fills on streams without markers do not belong to the call and are left out.
     Kernels on such streams are included: cuDNN runs some kernels on its own streams and joins them
-    to the caller's.
+    to the caller's. Proofs of convolution algorithms and attention backends profile with it.
     """
     kind = ProfilerActivity.CUDA if is_cuda else ProfilerActivity.CPU
     synchronize: Callable[[], Any] = torch.cuda.synchronize if is_cuda else bool
@@ -81,11 +90,11 @@ def kernel_names(call: Callable[[], Any], *, is_cuda: bool = True) -> list[str]:
         for event in profiler.profiler.kineto_results.events()
         if event.device_type() == (DeviceType.CUDA if is_cuda else DeviceType.CPU)
     ]
-    streams = {stream for _, stream, name in events if MARKER in name}
+    marked = {stream for _, stream, name in events if MARKER in name}
     return [
         name
         for _, stream, name in sorted(events)
-        if not is_cuda or stream in streams or not name.startswith("Mem")
+        if not is_cuda or stream in marked or not name.startswith("Mem")
     ]
 
 
@@ -95,14 +104,18 @@ def mark() -> None:
 
 
 def between_markers(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Return the names between each pair of markers."""
-    found: list[tuple[str, ...]] = []
+    """Return the names between each pair of markers, an entry per pair.
+
+    For example `[("a", "b"), ("c",)]` for `M a b M x M c M` with markers M.
+    """
+    groups: list[tuple[str, ...]] = []
     inside: list[str] | None = None
     for name in names:
-        if MARKER in name:
-            if inside is not None:
-                found.append(tuple(inside))
-            inside = [] if inside is None else None
+        if MARKER in name and inside is None:
+            inside = []
+        elif MARKER in name:
+            groups.append(tuple(inside or ()))
+            inside = None
         elif inside is not None:
             inside.append(name)
-    return found
+    return groups

@@ -3,24 +3,25 @@
 May import: host.
 Used by: convolution, measuring, models, worker.
 
-`perfexp.cost.count.count` counts on meta tensors, which have a shape and no memory. This module
-describes its results, without torch. Conventions:
+`perfexp.cost.count.count` runs a model's code on torch's fake tensors (here: *stand-ins*), which
+have a shape and a data type and no memory. It returns a `Work` with one `WorkRow` per layer. This
+module defines these results, without torch. Conventions:
 
 * **MACs** are the multiplications of a contraction (convolution, matrix product, attention,
-  recurrence) by its definition, whatever an algorithm saves. Multiplications with a convolution's
-  zero padding count. Adding a bias is free.
+recurrence) by its definition, whatever an algorithm saves. Multiplications with a convolution's
+zero padding count. Adding a bias is free.
 * **FLOPs** are 2 per MAC. All other operators have 0 MACs, and FLOPs by the table in
-  `perfexp.cost.formulas` (for example 1 per output of an elementwise operator). Moving, comparing
-  and looking up numbers is free. FLOPs do not depend on precision or algorithm.
+`perfexp.cost.formulas` (for example 1 per output of an elementwise operator). Moving, comparing and
+looking up numbers is free. FLOPs do not depend on precision or algorithm.
 * **Complex numbers** count by their real parts: a multiply-accumulate is 4 MACs, hence 8 FLOPs (see
-  `perfexp.cost.formulas`). This also holds for convolutions that torch computes by three real
-  convolutions.
+`perfexp.cost.formulas`). This also holds for convolutions that torch computes by three real
+convolutions.
 * **Bytes** are the minimum that a row can move: external inputs read once and external outputs
-  written once, in their data types. Intermediates within a row, and views, move nothing.
+written once, in their data types. Intermediates within a row, and views, move nothing.
 * **Backward**: each operand's gradient of a product takes as many FLOPs as the product. This is
-  exact for convolutions with any groups, stride and dilation. For other operators, by convention,
-  input gradients and parameter gradients each take as many FLOPs as the forward pass. Only nodes
-  that a loss on the model's outputs reaches are counted, without recomputation inside kernels.
+exact for convolutions with any groups, stride and dilation. For other operators, by convention,
+input gradients and parameter gradients each take as many FLOPs as the forward pass. Only nodes that
+a loss on the model's outputs reaches are counted, without recomputation inside kernels.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ ACCUMULATE = "AccumulateGrad"
 
 
 class Inconclusive(Exception):
-    """Raised if a module's work cannot be counted."""
+    """Raised if a module's work cannot be counted, for example if it depends on input values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """A convolution with any number of dimensions, described by its operator's arguments.
+    """A convolution's channels, and its kernel, stride, padding and dilation by dimension.
 
     `padding` counts zeros on each side. Zeros added by a separate operator (`padding="same"`, other
     modes) are not included.
@@ -56,7 +57,7 @@ class Geometry:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkRow:
-    """A module call, or a functional operation within a module call.
+    """The work of one module call, or of one functional operation (e.g. `x + y`).
 
     Attributes:
         path: dotted path (its first name) of the module, or of the module with the operation in its
@@ -64,6 +65,8 @@ class WorkRow:
         call: index of the module's call. A module with two names is a single module.
         operation: index of the operation in that call; None for a module.
         kind: module class, or operation name without underscores, for example `conv2d` or `add`.
+        macs: multiply-accumulates in the forward pass.
+        flops: FLOPs in the forward pass.
         input_gradient_flops: FLOPs for gradients with respect to the model's inputs; None without a
             backward pass.
         weight_gradient_flops: FLOPs for gradients with respect to parameters and values computed
@@ -72,6 +75,7 @@ class WorkRow:
         activation_bytes: bytes in new outputs; in-place changes add nothing.
         parameters: elements of parameters that no earlier row has read.
         inputs: input tensor shapes, without parameters and buffers.
+        outputs: output tensor shapes.
         convolution: geometry of the row's only convolution; None for none or several.
     """
 
@@ -104,7 +108,8 @@ class WorkRow:
         They are two per multiply-accumulate, and as many for each gradient. A row with trained
         parameters has two gradients. This includes the first row, although its inputs need none: a
         training step has 6 FLOPs per multiply-accumulate by definition. Other rows have a gradient
-        for each input that needs it, up to two (e.g. in attention).
+        for each input that needs it, up to two (e.g. in attention). Rates of tensor cores are
+        computed from it (`measuring.probes.work_rates`).
         """
         gradients = 2
         if not self.weight_gradient_flops:
@@ -121,11 +126,12 @@ class WorkRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Work of a model call.
+    """The work of a model call: its rows and their sums.
 
     Attributes:
         rows: rows in execution order; together they are the whole call, without overlap.
         parameters: elements of all model parameters, read or not; shared parameters count once.
+        backward: whether the backward pass is counted, too.
         uncounted: operators with unknown work, which is missing in the totals. The prefix `backward
             of` means that only their backward pass is unknown.
         is_random: whether rows differ from call to call, because the model draws random numbers on
@@ -167,7 +173,10 @@ class Work:
 
     @property
     def convolution_flops(self) -> int:
-        """Return the part of `contraction_flops` in convolutions."""
+        """Return the part of `contraction_flops` in convolutions.
+
+        Rates by kind of operation need it.
+        """
         return sum(
             row.contraction_flops if self.backward else 2 * row.macs
             for row in self.rows

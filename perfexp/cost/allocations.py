@@ -1,9 +1,17 @@
-"""Allocations: live bytes by category and their peak, from calls on tensors without memory."""
+"""Trace a call's allocations: live bytes by category and their peak, without a device.
+
+`worker.peak_memory` runs a model's training step or prediction on stand-ins (fake tensors without
+memory), to predict its peak memory and to find the largest batch. `Allocations` records when each
+tensor's storage begins and ends. `CachingAllocator` computes the block that torch would take for it
+on CUDA; its rules follow `c10/cuda/CUDACachingAllocator.cpp` in torch 2.11, without settings in
+PYTORCH_ALLOC_CONF.
+"""
 
 from __future__ import annotations
 
 import inspect
 import weakref
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,14 +24,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfexp.cost.caching_allocator import CachingAllocator, MemoryBlock
 from perfexp.cost.operator_calls import OperatorCall
 from perfexp.cost.tensors import tensors_in
 from perfexp.cost.trial import replace_tensors
 
 PARAMETERS, BUFFERS, INPUTS, GRADIENTS = "parameters", "buffers", "inputs", "gradients"
 WORKSPACES = "workspaces"
-#: Categories of allocations, by the segment that makes them.
+#: Categories of allocations, by the segment (part of a training step) that makes them.
 _OF_SEGMENT = {
     "forward": "activations",
     "loss": "activations",
@@ -57,6 +64,7 @@ _PRODUCTS = frozenset(
 #: precision.
 _ATTENTION = "aten::_scaled_dot_product_flash_attention_for_cpu"
 
+#: Operator that autograd calls to sum two gradients of a tensor.
 _SUM = "aten::add"
 
 
@@ -68,9 +76,10 @@ _MULTI_HEAD_ARGUMENTS = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """Largest number of live bytes, by category.
+    """Largest number of live bytes, in all and by category.
 
     Attributes:
+        categories: bytes by category, such as `parameters` or `activations`.
         convolutions: the distinct convolution calls.
         multiplying_threads: number of threads that multiply matrices; autograd has its own.
     """
@@ -82,10 +91,10 @@ class Peak:
 
 
 class Allocations(TorchDispatchMode):
-    """Tracks, while entered, the storages that operators make, each until its last reference goes.
+    """Track, while entered, the storages that operators make, each until its last reference goes.
 
     Memory that libraries take for themselves (workspaces, contexts) makes no tensors and stays
-    unseen.
+    unseen, except the given workspaces.
 
     Args:
         workspaces: memory that convolutions take while they run, in bytes.
@@ -108,7 +117,9 @@ class Allocations(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Run an operator and track what it allocates; torch calls this for each operator."""
         name = func._schema.name
+        # on a device autograd adds such a gradient in place, without an allocation
         if (
             name == _SUM
             and self._category == _OF_SEGMENT["backward"]
@@ -117,7 +128,7 @@ class Allocations(TorchDispatchMode):
             return args[0]
         returned = func(*args, **(kwargs or {}))
         if name == _ATTENTION and returned[0].dtype is torch.float32:
-            returned = (_joined(returned[0]), *returned[1:])
+            returned = (_with_adjacent_heads(returned[0]), *returned[1:])
         self.add(tensors_in(returned), self._category)
         if name in _CONVOLUTIONS:
             call = OperatorCall.of(func, args)
@@ -128,7 +139,7 @@ class Allocations(TorchDispatchMode):
         return returned
 
     def _take(self, workspace: int) -> None:
-        """Take a workspace next to the live storages, and release it."""
+        """Take a convolution's workspace (bytes) next to the live storages, and release it."""
         if workspace:
             block = self._allocator.allocate(workspace)
             self._bytes[WORKSPACES] += block.size
@@ -137,15 +148,20 @@ class Allocations(TorchDispatchMode):
             self._allocator.release(block)
 
     def _update(self) -> None:
+        """Store the live bytes as the peak if they exceed it."""
         if self._bytes.total() > self._peak.total_bytes:
             self._peak = self._now()
 
     def _now(self) -> Peak:
+        """Return the live bytes at this moment."""
         categories = {name: size for name, size in self._bytes.items() if size}
         return Peak(total_bytes=self._bytes.total(), categories=categories)
 
     def add(self, tensors: Iterable[torch.Tensor], category: str) -> None:
-        """Track the storages of tensors, unless they are tracked already."""
+        """Track the storages of tensors, unless they are tracked already, and update the peak.
+
+        Callers add tensors that exist before a call, such as parameters.
+        """
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage.nbytes() and storage._cdata not in self._live:
@@ -156,7 +172,10 @@ class Allocations(TorchDispatchMode):
         self._update()
 
     def move(self, tensor: torch.Tensor, category: str) -> None:
-        """Count a tensor's storage in another category from now on."""
+        """Count a tensor's storage in another category from now on.
+
+        `peak_of_calls` moves gradients there once autograd has accumulated them.
+        """
         identity = tensor.untyped_storage()._cdata
         if identity in self._live:
             block, before = self._live[identity]
@@ -165,13 +184,17 @@ class Allocations(TorchDispatchMode):
             self._bytes[category] += block.size
 
     def _remove(self, identity: int) -> None:
+        """Release a storage's block; called when the storage is garbage."""
         block, category = self._live.pop(identity)
         self._bytes[category] -= block.size
         self._allocator.release(block)
 
     @contextmanager
     def segment(self, name: str) -> Iterator[None]:
-        """Assign new storages to a segment of a call, for example `backward`, while entered."""
+        """Assign new storages to a segment of a call, for example `backward`, while entered.
+
+        `peak_of_calls` enters one for each part of a call.
+        """
         before, self._category = self._category, _OF_SEGMENT.get(name, name)
         try:
             yield
@@ -179,13 +202,16 @@ class Allocations(TorchDispatchMode):
             self._category = before
 
     def restart(self) -> None:
-        """Begin a new peak with the live storages."""
+        """Begin a new peak with the live storages, at the beginning of a call."""
         self._peak = self._now()
         self._convolutions.clear()
 
     @property
     def peak(self) -> Peak:
-        """Return the peak since the start, or since `restart`."""
+        """Return the peak since the start, or since `restart`.
+
+        `peak_of_calls` reads it after the last call.
+        """
         return replace(
             self._peak,
             convolutions=tuple(self._convolutions),
@@ -202,14 +228,16 @@ def _is_accumulated(total: Any, other: Any) -> bool:
     if not isinstance(other, torch.Tensor) or total is other or total.shape != other.shape:
         return False
     storage = total.untyped_storage()
-    is_alone = torch._C._storage_Use_Count(storage._cdata) == 2  # the tensor and the object above
+    # two references: the tensor, and the storage object in this function
+    is_alone = torch._C._storage_Use_Count(storage._cdata) == 2
     return bool(is_alone and total._use_count() <= other._use_count())  # type: ignore[attr-defined]
 
 
-def _joined(attended: torch.Tensor) -> torch.Tensor:
-    """Return an attention output, (batch, heads, length, width), with a position's heads adjacent.
+def _with_adjacent_heads(attended: torch.Tensor) -> torch.Tensor:
+    """Return an attention output, (batch, heads, length, width), in the layout of CUDA kernels.
 
-    CUDA's memory-efficient kernels, which torch uses for float32, have this layout.
+    CUDA's memory-efficient kernels, which torch uses for float32, store the heads of a position
+    next to each other.
     """
     batch, heads, length, width = attended.shape
     return attended.new_empty((batch, length, heads, width)).transpose(1, 2)
@@ -217,23 +245,25 @@ def _joined(attended: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def without_memory(module: torch.nn.Module) -> Iterator[None]:
-    """Make new tensors stand-ins while entered; the module's tensors stay stand-ins.
+    """Make new tensors stand-ins while entered; the module's own tensors stay stand-ins afterwards.
 
-    Use it only in an isolated function.
+    Use it only in a function from `trial.isolated`. `worker.peak_memory` enters it around the
+    traced calls.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     replace_tensors(module, mode)
-    torch.backends.mha.set_fastpath_enabled(False)  # so that each operator's memory is seen
+    # the fast path is one operator, which would hide the memory of its parts
+    torch.backends.mha.set_fastpath_enabled(False)
     with mode, _DeviceKernels():
         yield
 
 
 @contextmanager
 def by_operators() -> Iterator[None]:
-    """Run inference as the individual operators that torch runs, while entered.
+    """Run inference as its elementary operators, while entered, so that each one's memory is seen.
 
-    Inference mode leaves some operators whole. As in inference mode, autocast does not cache its
-    casts.
+    Inference mode would leave composite operators whole. As in inference mode, autocast does not
+    cache its casts. `worker.peak_memory` enters it around a traced prediction.
     """
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
@@ -245,7 +275,7 @@ def by_operators() -> Iterator[None]:
 
 
 class _DeviceKernels(TorchFunctionMode):
-    """Gives functions the memory of CUDA kernels if a CPU or a stand-in would take others.
+    """Replace functions that take other memory on a CPU or on stand-ins than as CUDA kernels.
 
     Attention runs without dropout, because a CPU has no fused kernels with dropout; CUDA's take no
     more memory. RMS normalization is fused, like layer normalization. A bias is added in place.
@@ -258,6 +288,7 @@ class _DeviceKernels(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Run a torch function, or the one with the memory of its CUDA kernel."""
         functions = torch.nn.functional
         if func is functions.scaled_dot_product_attention:
             return func(**_named(_ATTENTION_ARGUMENTS, args, kwargs, dropout_p=0.0))
@@ -277,6 +308,7 @@ class _DeviceKernels(TorchFunctionMode):
 def _named(
     names: Iterable[str], args: Iterable[Any], kwargs: Mapping[str, Any] | None, **settings: Any
 ) -> dict[str, Any]:
+    """Return a call's arguments by name, with some replaced by `settings`."""
     return {**dict(zip(names, args, strict=False)), **(kwargs or {}), **settings}
 
 
@@ -288,6 +320,8 @@ def peak_of_calls(
     workspaces: Mapping[OperatorCall, int] = MappingProxyType({}),
 ) -> Peak:
     """Return the peak of the last of several equal calls.
+
+    `worker.peak_memory` predicts a point's peak with it.
 
     Args:
         module: model with stand-ins as parameters and buffers.
@@ -321,3 +355,105 @@ def peak_of_calls(
         for hook in hooks:
             hook.remove()
     return allocations.peak
+
+
+#: Allocation sizes are multiples of this.
+BLOCK_BYTES = 512
+#: Largest allocation from small segments; also, a large block is split only if more than this
+#: remains.
+_SMALL_BYTES = 1 << 20
+#: Segment sizes: for small allocations; for large allocations below the limit; others are rounded
+#: up to the multiple.
+_SMALL_SEGMENT, _LARGE_SEGMENT, _LARGE_LIMIT, _LARGE_MULTIPLE = 2 << 20, 20 << 20, 10 << 20, 2 << 20
+
+
+@dataclass(eq=False, slots=True)
+class MemoryBlock:
+    """Part of a segment, between its neighbors in the segment; address and size are in bytes.
+
+    A segment is memory that torch takes from CUDA at once.
+    """
+
+    address: int
+    size: int
+    is_small: bool
+    is_free: bool = True
+    before: MemoryBlock | None = None
+    after: MemoryBlock | None = None
+
+    def sort_key(self) -> tuple[int, int]:
+        """Return the block's sort key among free blocks."""
+        return self.size, self.address
+
+
+class CachingAllocator:
+    """torch's allocator on a device without a memory limit.
+
+    An allocation takes the smallest free block that suffices, or else a new segment. If a block in
+    a large segment is at most 1 MiB too large, it is taken whole, and torch counts all of it as
+    allocated.
+
+    Attributes:
+        reserved_bytes: total segment size.
+    """
+
+    def __init__(self) -> None:
+        self.reserved_bytes = 0
+        self._free: dict[bool, list[MemoryBlock]] = {True: [], False: []}
+
+    def allocate(self, size: int) -> MemoryBlock:
+        """Return the block for an allocation of `size` bytes, above 0.
+
+        The size is rounded up to 512 bytes. The rest of a larger block becomes a free block.
+        """
+        size = -(-size // BLOCK_BYTES) * BLOCK_BYTES
+        is_small = size <= _SMALL_BYTES
+        free = self._free[is_small]
+        index = bisect_left(free, (size, 0), key=MemoryBlock.sort_key)
+        block = free.pop(index) if index < len(free) else self._segment(size, is_small)
+        block.is_free = False
+        rest = block.size - size
+        if rest >= BLOCK_BYTES if is_small else rest > _SMALL_BYTES:
+            after = MemoryBlock(
+                block.address + size, rest, is_small, before=block, after=block.after
+            )
+            if block.after is not None:
+                block.after.before = after
+            block.size, block.after = size, after
+            insort(free, after, key=MemoryBlock.sort_key)
+        return block
+
+    def release(self, block: MemoryBlock) -> None:
+        """Free a block, and join it with its free neighbors.
+
+        `Allocations` calls it when a storage is freed.
+        """
+        free = self._free[block.is_small]
+        for other in (block.before, block.after):
+            if other is not None and other.is_free:
+                del free[bisect_left(free, other.sort_key(), key=MemoryBlock.sort_key)]
+        if (before := block.before) is not None and before.is_free:
+            before.size += block.size
+            before.after = block.after
+            if block.after is not None:
+                block.after.before = before
+            block = before
+        if (after := block.after) is not None and after.is_free:
+            block.size += after.size
+            block.after = after.after
+            if after.after is not None:
+                after.after.before = block
+        block.is_free = True
+        insort(free, block, key=MemoryBlock.sort_key)
+
+    def _segment(self, size: int, is_small: bool) -> MemoryBlock:
+        """Return a new segment as one block of at least `size` bytes."""
+        if is_small:
+            size = _SMALL_SEGMENT
+        elif size < _LARGE_LIMIT:
+            size = _LARGE_SEGMENT
+        else:
+            size = -(-size // _LARGE_MULTIPLE) * _LARGE_MULTIPLE
+        block = MemoryBlock(self.reserved_bytes, size, is_small)
+        self.reserved_bytes += size
+        return block

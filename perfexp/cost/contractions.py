@@ -1,10 +1,10 @@
-"""Contractions: MACs of operators that multiply and accumulate.
+"""Count the MACs of contractions: operators that multiply and accumulate.
 
-Counts follow from shapes and the operators' definitions. The forward formulas agree with
-`torch.utils.flop_counter`. Torch's backward formulas do not separate the gradients. Its convolution
-multiplies weight gradients by the group count once too often, and its fused attention counts
-recomputed scores. Its registry is only used for operators without a formula here (see
-`kernel_calls`).
+These are matrix products, convolutions, attention and recurrent networks. Counts follow from shapes
+and the operators' definitions. The forward formulas agree with `torch.utils.flop_counter`. Torch's
+backward formulas do not separate the gradients. Its convolution multiplies weight gradients by the
+group count once too often, and its fused attention counts recomputed scores. Its registry is only
+used for operators without a formula here (see `kernel_calls`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ COMPLEX_MACS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """Part of an operator's work, with operands.
+    """Part of an operator's work, with its operands.
 
-    The gradient of each operand takes as many FLOPs again. This holds for a sum of products,
-    because it is linear in each operand.
+    The gradient of each operand takes as many FLOPs as the term itself. This holds for a sum of
+    products, because it is linear in each operand.
 
     Attributes:
         other_flops: FLOPs that are not multiply-accumulates.
@@ -51,14 +51,17 @@ class Term:
         return 2 * self.macs + self.other_flops
 
 
+#: Returns an operator's terms from its arguments by name and its output.
 Formula = Callable[[Arguments, Any], list[Term]]
 
 
 def contraction_of(operator: str, arguments: Arguments, outputs: Any) -> list[Term] | None:
-    """Return an operator's terms, given its arguments by name; None for other operators.
+    """Return the terms of a contraction, given its arguments by name; None for other operators.
+
+    `kernel_calls` asks it for each operator that runs.
 
     Args:
-        operator: for example `aten::mm`.
+        operator: operator name, for example `aten::mm`.
     """
     formula = _FORMULAS.get(operator)
     if formula is None:
@@ -68,28 +71,36 @@ def contraction_of(operator: str, arguments: Arguments, outputs: Any) -> list[Te
 
 
 def geometry_of(operator: str, arguments: Arguments) -> Geometry | None:
-    """Return the convolution that an operator computes in a forward pass, or None."""
+    """Return the geometry of a forward convolution; None for other operators.
+
+    The layer table shows it.
+
+    Args:
+        operator: operator name, for example `aten::convolution`.
+    """
     if operator not in _CONVOLUTIONS:
         return None
-    weight, groups = arguments["weight"], int(arguments["groups"])
-    first, second, *kernel = weight.shape
+    groups = int(arguments["groups"])
+    # weights are (out, in / groups, …), or (in, out / groups, …) if transposed
+    out_channels, group_channels, *kernel = arguments["weight"].shape
+    in_channels = group_channels * groups
     transposed = bool(arguments.get("transposed", False))
-    in_channels, out_channels = second * groups, first
     if transposed:
         in_channels, out_channels = out_channels, in_channels
     return Geometry(
         in_channels=in_channels,
         out_channels=out_channels,
         kernel=tuple(kernel),
-        stride=_directions(arguments["stride"], len(kernel)),
-        padding=_directions(arguments["padding"], len(kernel)),
-        dilation=_directions(arguments["dilation"], len(kernel)),
+        stride=_by_dimension(arguments["stride"], len(kernel)),
+        padding=_by_dimension(arguments["padding"], len(kernel)),
+        dilation=_by_dimension(arguments["dilation"], len(kernel)),
         groups=groups,
         transposed=transposed,
     )
 
 
-def _directions(values: int | Sequence[int], count: int) -> Shape:
+def _by_dimension(values: int | Sequence[int], count: int) -> Shape:
+    """Return `count` values; a single value holds for all dimensions."""
     values = (values,) if isinstance(values, int) else tuple(values)
     if len(values) == 1:
         return values * count
@@ -97,13 +108,19 @@ def _directions(values: int | Sequence[int], count: int) -> Shape:
 
 
 def _single(macs: int, *operands: torch.Tensor) -> list[Term]:
+    """Return a contraction as a single term with these operands."""
     return [Term(macs=macs, operands=tuple((operand,) for operand in operands))]
 
 
 def _matrices(left: str, right: str, dimension: int = -1) -> Formula:
-    """Return a formula for (…, m, k) × (…, k, n).
+    """Return a formula for a matrix product (…, m, k) × (…, k, n).
 
     Each element on the left meets n elements on the right. For vectors n is 1.
+
+    Args:
+        left: name of the left argument.
+        right: name of the right argument.
+        dimension: dimension of the right argument with size n.
     """
 
     def formula(arguments: Arguments, _: Any) -> list[Term]:
@@ -117,7 +134,10 @@ def _matrices(left: str, right: str, dimension: int = -1) -> Formula:
 
 
 def _trilinear(arguments: Arguments, _: Any) -> list[Term]:
-    """Count Σ a·b·c over the broadcast shape, with the second multiplication for free."""
+    """Count `aten::_trilinear`: the sum of a·b·c over the broadcast shape.
+
+    The second product of each element is free.
+    """
     operands = [arguments[name] for name in ("i1", "i2", "i3")]
     for position, operand in enumerate(operands):
         for dimension in arguments[f"expand{position + 1}"]:
@@ -134,20 +154,22 @@ def _convolution_macs(arguments: Arguments, inputs: torch.Tensor, outputs: torch
     Each output meets a filter (O, C / G, …) in its group. If transposed, each input meets a filter
     (C, O / G, …).
     """
-    met = inputs if arguments.get("transposed", False) else outputs
-    return int(met.numel() * prod(arguments["weight"].shape[1:]))
+    side = inputs if arguments.get("transposed", False) else outputs
+    return int(side.numel() * prod(arguments["weight"].shape[1:]))
 
 
 def _convolution(arguments: Arguments, outputs: Any) -> list[Term]:
+    """Count a forward convolution; some operators return further tensors after the output."""
     inputs = arguments["input" if "input" in arguments else "self"]
     outputs = next(iter(outputs)) if isinstance(outputs, (tuple, list)) else outputs
     return _single(_convolution_macs(arguments, inputs, outputs), inputs, arguments["weight"])
 
 
 def _gradients_of_convolution(arguments: Arguments, _: Any) -> list[Term]:
-    """Count the gradients that the mask selects; each takes the forward MACs.
+    """Count a convolution's gradients, each with the forward MACs.
 
-    Without a mask there is a single gradient.
+    `convolution_backward` computes those in its mask (input, weight); perfexp's own operators
+    compute a single gradient.
     """
     grad, inputs = arguments["grad" if "grad" in arguments else "grad_output"], arguments["input"]
     macs = _convolution_macs(arguments, inputs, grad)
@@ -173,13 +195,15 @@ def _attention(arguments: Arguments, _: Any) -> list[Term]:
 def _recurrence(
     inputs: torch.Tensor, weights: Sequence[torch.Tensor], stride: int, directions: int
 ) -> list[Term]:
-    """Count a recurrent network: each matrix meets each step of each sequence.
+    """Count a recurrent network: each weight matrix multiplies each step of each sequence.
 
     Elementwise work is not counted.
 
     Args:
         inputs: (steps, N, features), or (steps of all sequences, features) if packed.
+        weights: matrices (2-D) and biases, which are free, by layer and direction.
         stride: weights per layer and direction: input matrix, hidden matrix, biases, projection.
+        directions: 2 for a bidirectional network.
     """
     steps = inputs.numel() // inputs.shape[-1]
     terms = []
@@ -192,6 +216,7 @@ def _recurrence(
 
 
 def _cudnn_rnn(arguments: Arguments, _: Any) -> list[Term]:
+    """Count `aten::_cudnn_rnn`, a recurrent network on CUDA."""
     directions = 2 if arguments["bidirectional"] else 1
     return _recurrence(
         arguments["input"], arguments["weight"], int(arguments["weight_stride0"]), directions
@@ -199,6 +224,7 @@ def _cudnn_rnn(arguments: Arguments, _: Any) -> list[Term]:
 
 
 def _mkldnn_rnn(arguments: Arguments, _: Any) -> list[Term]:
+    """Count `aten::mkldnn_rnn_layer`, one direction of one recurrent layer on a CPU."""
     return _recurrence(arguments["input"], [arguments["weight0"], arguments["weight1"]], 2, 1)
 
 

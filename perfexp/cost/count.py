@@ -1,4 +1,9 @@
-"""Count: the work of a model call, counted on tensors without memory."""
+"""Count the work of a model call, on tensors without memory.
+
+`measuring` calls `count` once per input size, for FLOP rates and the table of layers. The forward
+pass runs on stand-ins (fake tensors) in a forked process, and a `Tape` records its modules and
+operators. `_RowMaker` turns the recording into the rows of a `Work`.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +24,11 @@ from perfexp.cost.tape import Call, Operation, Tape, nodes_behind, original_of, 
 from perfexp.cost.tensors import Region, distinct_bytes, is_number, storage_of, tensors_in
 from perfexp.cost.trial import isolated, replace_tensors, stand_in
 
-#: Prefix of perfexp's own functions; their operator counts their work.
-_COUNTED = "perfexp."
+#: Module prefix of perfexp's own autograd functions; their operator counts their work.
+_OWN_FUNCTIONS = "perfexp."
 #: Number of additional counts for a model that draws random numbers.
-_OTHER_DRAWS = 4
+_OTHER_SEEDS = 4
+#: Autograd's node for a change of a view in place.
 _WRAPPER = "torch::autograd::CopySlices"
 
 
@@ -57,37 +63,42 @@ def count(
         MODULE_ERRORS: the model cannot take these inputs.
     """
     arguments = (original_of(model), inputs, dict(keywords or {}), backward)
-    work, has_drawn = isolated(_draw)(None, *arguments)
-    others = (
-        isolated(_draw)(seed, *arguments)[0] for seed in range(_OTHER_DRAWS if has_drawn else 0)
-    )
+    work, has_drawn = isolated(_count_with_seed)(None, *arguments)
+    seeds = range(_OTHER_SEEDS if has_drawn else 0)
+    others = (isolated(_count_with_seed)(seed, *arguments)[0] for seed in seeds)
     return replace(work, is_random=any(other.rows != work.rows for other in others))
 
 
-def _draw(seed: int | None, *arguments: Any) -> tuple[Work, bool]:
+def _count_with_seed(seed: int | None, *arguments: Any) -> tuple[Work, bool]:
     """Count the work; also return whether the model drew random numbers on the host.
 
     Args:
         seed: seed for the host's generators; None to leave them.
+        arguments: arguments of `_count`.
     """
     if seed is not None:
         random.seed(seed)
         np.random.seed(seed)
         torch.manual_seed(seed)
-    before = _host_generators()
+    before = _random_states()
     work = _count(*arguments)
-    return work, _host_generators() != before
+    return work, _random_states() != before
 
 
-def _host_generators() -> str:
-    """Return the host's random states in Python, NumPy and torch."""
-    # NumPy prints a state with its first and last numbers and its position
+def _random_states() -> str:
+    """Return the states of the host's generators in Python, NumPy and torch as text.
+
+    Two texts differ if any number was drawn in between. A count that drew numbers may differ with
+    another seed.
+    """
+    # NumPy abbreviates its state, but prints the position, which each draw changes
     return str(
         (random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().tolist())
     )
 
 
 def _count(model: torch.nn.Module, inputs: Any, keywords: dict[str, Any], backward: bool) -> Work:
+    """Count the work of one model call; see `count`. Runs in an isolated process."""
     if isinstance(model, torch.jit.ScriptModule):
         raise Inconclusive(
             "a scripted module can't be inspected; pass the module that it was made from"
@@ -95,14 +106,14 @@ def _count(model: torch.nn.Module, inputs: Any, keywords: dict[str, Any], backwa
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.inference_mode(False), torch.set_grad_enabled(backward):
         replace_tensors(model, mode)
-        parameters, own = _own(model)
-        tape = Tape(model, own)
+        parameters, weights = _weight_storages(model)
+        tape = Tape(model, weights)
         args, named = inputs_for(model, (inputs, keywords), mode)
         with mode, recording(tape):
             outputs = model(*args, **named)
     assert tape.root is not None
-    nodes, foreign = _reached(outputs) if backward else (None, [])
-    maker = _RowMaker(parameters, own, nodes)
+    nodes, foreign = _backward_nodes(outputs) if backward else (None, [])
+    maker = _RowMaker(parameters, weights, nodes)
     return Work(
         rows=tuple(maker.rows(tape.root)),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -111,8 +122,8 @@ def _count(model: torch.nn.Module, inputs: Any, keywords: dict[str, Any], backwa
     )
 
 
-def _own(model: torch.nn.Module) -> tuple[dict[int, int], set[int]]:
-    """Return parameter elements by storage, and the storages of parameters and buffers."""
+def _weight_storages(model: torch.nn.Module) -> tuple[dict[int, int], set[int]]:
+    """Return the number of parameter elements by storage, and all parameter and buffer storages."""
     parameters: dict[int, int] = {}
     for parameter in model.parameters():
         storage = storage_of(parameter)
@@ -121,6 +132,7 @@ def _own(model: torch.nn.Module) -> tuple[dict[int, int], set[int]]:
 
 
 def _kernels(call: Call) -> Iterator[KernelWork]:
+    """Yield the kernels (operators with work) of a call and its inner calls."""
     for step in call.steps:
         yield from step.kernels if isinstance(step, Operation) else _kernels(step)
 
@@ -128,6 +140,12 @@ def _kernels(call: Call) -> Iterator[KernelWork]:
 def _uncounted(
     kernels: Iterator[KernelWork], nodes: set[int] | None, foreign: list[str]
 ) -> tuple[str, ...]:
+    """Return the names of operators with unknown work, each once; see `Work.uncounted`.
+
+    Args:
+        nodes: numbers of the nodes in the backward pass; None without a backward pass.
+        foreign: names of the user's autograd functions in the backward pass.
+    """
     names = []
     for kernel in kernels:
         if not kernel.known:
@@ -138,15 +156,19 @@ def _uncounted(
     return tuple(dict.fromkeys(names))
 
 
-def _reached(outputs: Any) -> tuple[set[int], list[str]]:
-    """Return the numbers of the nodes behind a model's outputs, and names of foreign nodes.
+def _backward_nodes(outputs: Any) -> tuple[set[int], list[str]]:
+    """Return the autograd nodes that a loss on these outputs reaches.
 
-    Foreign nodes have a Python function as their backward pass.
+    Returns:
+        Sequence numbers of the nodes, and names of foreign nodes, whose backward pass is Python
+        code of the user (`torch.autograd.Function`).
     """
     nodes = nodes_behind(outputs)
     functions = [node for node in nodes if isinstance(node, BackwardCFunction)]
-    foreign = [node.name() for node in functions if not type(node).__module__.startswith(_COUNTED)]
-    # the next node hides and wraps a node that changes a view in place
+    foreign = [
+        node.name() for node in functions if not type(node).__module__.startswith(_OWN_FUNCTIONS)
+    ]
+    # a wrapper hides the node before it, which changes a view in place
     hidden = {node._sequence_nr() - 1 for node in nodes if node.name() == _WRAPPER}
     return {node._sequence_nr() for node in nodes} | hidden, foreign
 
@@ -155,16 +177,21 @@ class _RowMaker:
     """Makes rows from a recorded call.
 
     Args:
+        parameters: number of parameter elements by storage.
+        weights: storages of parameters and buffers.
         reached: numbers of nodes in the backward pass; None without a backward pass.
     """
 
     def __init__(
-        self, parameters: Mapping[int, int], own: Collection[int], reached: Collection[int] | None
+        self,
+        parameters: Mapping[int, int],
+        weights: Collection[int],
+        reached: Collection[int] | None,
     ) -> None:
-        self._unread, self._own, self._reached = dict(parameters), own, reached
+        self._unread, self._weights, self._reached = dict(parameters), weights, reached
 
     def rows(self, call: Call) -> Iterator[WorkRow]:
-        """Yield the rows of a call, in execution order."""
+        """Yield the rows of a call and its inner calls, in execution order."""
         if call.is_row:
             kernels = list[KernelWork]()
             for step in call.steps:
@@ -188,8 +215,14 @@ class _RowMaker:
         step: Call | Operation,
         kernels: list[KernelWork],
     ) -> WorkRow:
-        made = set(map(storage_of, tensors_in(step.returned)))
-        reads, written = _external_traffic(kernels, made)
+        """Return the row of a module call (`operation` is None) or of one operation in it.
+
+        Args:
+            step: the call or operation, with its arguments and results.
+            kernels: operators that ran in it.
+        """
+        returned = set(map(storage_of, tensors_in(step.returned)))
+        reads, written = _external_traffic(kernels, returned)
         macs = flops = parameters = 0
         input_flops = weight_flops = None if self._reached is None else 0
         fresh, convolutions = set[int](), list[Geometry]()
@@ -204,7 +237,9 @@ class _RowMaker:
                 weight_flops = (weight_flops or 0) + kernel.weight_gradient_flops
         for region in reads:
             parameters += self._unread.pop(region.storage, 0)
-        inputs = [one for one in tensors_in(step.given) if storage_of(one) not in self._own]
+        inputs = [
+            tensor for tensor in tensors_in(step.given) if storage_of(tensor) not in self._weights
+        ]
         activations = [region for region in written if region.storage in fresh]
         return WorkRow(
             path=call.path,
@@ -231,9 +266,14 @@ def _shapes(tensors: Iterable[torch.Tensor]) -> tuple[Shape, ...]:
 def _external_traffic(
     kernels: list[KernelWork], returned: Collection[int]
 ) -> tuple[list[Region], list[Region]]:
-    """Return reads of memory that the row did not create, and writes seen from outside.
+    """Return the regions that a row reads and writes, without its intermediates.
 
-    These are writes to such memory, or to memory that the row returns.
+    A read counts if the row did not create the memory. A write counts if it goes to such memory, or
+    to memory that the row returns.
+
+    Args:
+        kernels: the row's operators in order.
+        returned: storages of the row's results.
     """
     created: set[int] = set()
     reads: list[Region] = []
@@ -250,17 +290,33 @@ def _external_traffic(
 def inputs_for(model: torch.nn.Module, inputs: Any, mode: FakeTensorMode) -> Any:
     """Return stand-ins for inputs, in the same nesting; values other than tensors stay unchanged.
 
-    For a bare shape (`torch.Size`), the model's first floating-point parameter sets data type and
-    device.
+    A bare shape (`torch.Size`) becomes a tensor with the data type and device of the model's first
+    floating-point parameter. Objects get stand-ins as attributes, permanently: an example is
+    transformers' cache.
     """
     first = next((tensor for tensor in model.parameters() if is_number(tensor)), torch.empty(0))
 
     def replaced(value: Any) -> Any:
+        """Return a stand-in for a shape or tensor, and any other value itself."""
         if isinstance(value, torch.Size):
             with mode:
                 return torch.empty(value, dtype=first.dtype, device=first.device)
         if isinstance(value, torch.Tensor):
             return stand_in(value, mode)
+        _replace_attributes(value, mode)
         return value
 
     return tree_map(replaced, inputs, is_leaf=lambda value: isinstance(value, torch.Size))
+
+
+def _replace_attributes(value: Any, mode: FakeTensorMode) -> None:
+    """Replace tensors that an object, or objects in its lists, have as attributes."""
+    if isinstance(value, (type, torch.nn.Module)):
+        return
+    attributes = getattr(value, "__dict__", {})
+    for name, one in attributes.items():
+        if isinstance(one, torch.Tensor):
+            attributes[name] = stand_in(one, mode)
+        elif isinstance(one, list):
+            for part in one:
+                _replace_attributes(part, mode)

@@ -1,4 +1,4 @@
-"""Costs: FLOPs of all operators other than contractions, by rule.
+"""Count the FLOPs of all operators other than contractions, by rule.
 
 There is no agreed convention; these rules follow the definitions. A function from the math library
 (e.g. exp, tanh, erf), or an activation with its own operator, counts as 1 operation:
@@ -39,6 +39,7 @@ from perfexp.cost.tensors import is_number, tensors_in
 
 
 def _names(words: str) -> frozenset[str]:
+    """Return operator names as a set, from a text with spaces between them."""
     return frozenset(words.split())
 
 
@@ -121,9 +122,13 @@ _FREE = _names(
 
 
 def cost_of(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any) -> int | None:
-    """Return the FLOPs of an operator other than a contraction; None if unknown."""
+    """Return the FLOPs of an operator other than a contraction; None if unknown.
+
+    `kernel_calls` asks for every operator that `contraction_of` does not know.
+    """
     namespace, _, name = operator._schema.name.partition("::")
-    name = name if name in _FREE else name.removesuffix("_")
+    if name not in _FREE:  # some free operators end in an underscore, such as `set_`
+        name = name.removesuffix("_")
     tensors, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
     if name in _FREE or not tensors:
         return 0
@@ -133,11 +138,11 @@ def cost_of(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any)
         return None
     else:
         flops = _by_table(name, arguments, tensors[0].numel(), made)
-    return flops and flops * _parts(name, arguments)
+    return flops and flops * _complex_factor(name, arguments)
 
 
-def _parts(name: str, arguments: Arguments) -> int:
-    """Return an operator's FLOPs per number, which may be complex."""
+def _complex_factor(name: str, arguments: Arguments) -> int:
+    """Return the factor for complex numbers: 1 without them, otherwise see the table above."""
     values = [value for value in arguments.values() if isinstance(value, torch.Tensor | complex)]
     are_complex = [isinstance(value, complex) or value.is_complex() for value in values]
     if sum(are_complex) > 1 and name in _COMPLEX_FACTORS:
@@ -148,6 +153,15 @@ def _parts(name: str, arguments: Arguments) -> int:
 
 
 def _by_table(name: str, arguments: Arguments, inputs: int, made: list[torch.Tensor]) -> int | None:
+    """Return the FLOPs of a reduction, an addition at places, a pooling, a norm and the like.
+
+    None means that the operator is in no table. Complex numbers count once.
+
+    Args:
+        name: operator name without its namespace.
+        inputs: number of elements in the first tensor argument.
+        made: output tensors.
+    """
     if name in _REDUCTIONS:
         if any(map(is_number, made)):
             return inputs * _REDUCTIONS[name]
@@ -167,16 +181,16 @@ def _by_table(name: str, arguments: Arguments, inputs: int, made: list[torch.Ten
 
 
 def _norm(name: str, arguments: Mapping[str, Any], inputs: int) -> int | None:
+    """Return the FLOPs of a normalization of `inputs` elements; None for other operators."""
     affine = 2 if isinstance(arguments.get("weight"), torch.Tensor) else 0
     if name in _BATCH_NORMS:
-        of_inputs = _BATCH_NORMS[name]
-        if of_inputs is None:
-            of_inputs = bool(arguments.get("training", arguments.get("train")))
-        return inputs * (2 + affine + (4 if of_inputs else 0))
+        has_input_statistics = _BATCH_NORMS[name]
+        if has_input_statistics is None:
+            has_input_statistics = bool(arguments.get("training", arguments.get("train")))
+        return inputs * ((6 if has_input_statistics else 2) + affine)
     if name in _OTHER_NORMS:
         return inputs * (6 + affine)
-    if (
-        name == "_fused_rms_norm"
-    ):  # square, sum; product with the reciprocal root, and with the weight
+    if name == "_fused_rms_norm":
+        # square, sum; product with the reciprocal root, and with the weight
         return inputs * (3 + affine // 2)
     return None

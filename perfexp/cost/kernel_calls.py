@@ -1,4 +1,8 @@
-"""Kernel calls: an operator as torch's dispatcher sees it, with its work, reads and writes."""
+"""Describe operators that torch's dispatcher runs: their work, and the memory they read and write.
+
+Such an operator (e.g. `aten::convolution`) is called a kernel here, since on a GPU most of them
+start one. The tape (`perfexp.cost.tape`) calls `kernel_of` after each operator.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,8 @@ from perfexp.cost.contractions import Arguments, Term, contraction_of, geometry_
 from perfexp.cost.formulas import cost_of
 from perfexp.cost.tensors import Region, is_number, region_of, storage_of, tensors_in
 
-#: Operator that is differentiable below torch's autograd, by perfexp's autograd function.
+#: perfexp's own convolution. Its autograd function runs it without recording gradients, but the
+#: call as a whole is differentiable.
 _OF_PERFEXP = "perfexp::convolution"
 #: Operators that write without reading the previous value.
 _OVERWRITING = (
@@ -34,14 +39,26 @@ _UNDECLARED = ("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm")
 _RESERVING = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_")
 #: Operators that read only the shape of their tensor.
 _SHAPED_LIKE = ("_like", "new_empty", "new_full", "new_ones", "new_zeros", "new_empty_strided")
+#: Fields of `KernelWork` that count work.
 _WORK = ("macs", "flops", "input_gradient_flops", "weight_gradient_flops")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelWork:
-    """Work and memory traffic of an operator.
+    """Work and memory traffic of one operator call.
 
-    Gradient FLOPs count only if the backward pass reaches the node.
+    Attributes:
+        operator: name, for example `aten::add`.
+        input_gradient_flops: FLOPs of gradients; they count only if the backward pass reaches the
+            node.
+        weight_gradient_flops: the same for gradients with respect to weights.
+        node: number of its autograd node.
+        reads: parts of storages that it reads.
+        writes: parts of storages that it writes.
+        fresh: storages that it creates.
+        convolution: geometry if it is a forward convolution.
+        known: whether its forward work is known.
+        backward_known: whether the work of its gradients is known.
     """
 
     operator: str
@@ -69,7 +86,11 @@ def kernel_of(
     """Return the work of an operator call; None if it only made views.
 
     Args:
+        args: positional arguments.
+        keywords: keyword arguments.
+        outputs: its results.
         weights: storages of parameters, buffers and values computed from them alone.
+        node: number of its autograd node.
     """
     arguments = _by_name(operator, args, keywords)
     inputs, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
@@ -110,7 +131,9 @@ def kernel_of(
 def of_complex_convolution(kernels: Sequence[KernelWork]) -> list[KernelWork]:
     """Return a complex convolution's kernels with the work of four real convolutions.
 
-    That is its definition. Torch computes three, and adds their operands and outputs.
+    Four is its definition. Torch computes three, and adds their operands and outputs: here the
+    first counts twice, and the additions count nothing. The tape applies it after each complex
+    convolution.
     """
     counted, factors = [], iter((2, 1, 1))
     for kernel in kernels:
@@ -123,6 +146,7 @@ def of_complex_convolution(kernels: Sequence[KernelWork]) -> list[KernelWork]:
 def _by_name(
     operator: torch._ops.OpOverload, args: tuple[Any, ...], keywords: Mapping[str, Any]
 ) -> dict[str, Any]:
+    """Return an operator's arguments by name, defaults included."""
     declared = operator._schema.arguments
     passed = {argument.name: value for argument, value in zip(declared, args, strict=False)}
     passed |= keywords
@@ -139,11 +163,13 @@ def _work(
     weights: Collection[int],
     registered: Callable[[], int] | None,
 ) -> dict[str, Any]:
-    """Return the work fields of a kernel; gradients count if autograd records.
+    """Return the work fields of a `KernelWork`.
+
+    Gradients count if autograd records the call and any of their sources needs a gradient.
 
     Args:
         registered: returns FLOPs from torch's registry, which may have a formula for a custom
-            operator.
+            operator; None if it has none.
     """
     terms, known = contraction_of(operator._schema.name, arguments, outputs), {}
     tensors = tensors_in(list(arguments.values()))
@@ -165,21 +191,19 @@ def _work(
                     side = own if storage_of(tensor) in weights else others
                     side.append(tensor)
             terms = [Term(other_flops=flops, operands=(tuple(own), tuple(others)))]
-    macs = sum_flops = of_inputs = of_weights = 0
+    input_flops = weight_flops = 0
     for term in terms:
-        macs += term.macs
-        sum_flops += term.flops
         for sources in term.operands:
             if not is_recorded or not any(source.requires_grad for source in sources):
                 continue
             if all(storage_of(source) in weights for source in sources):
-                of_weights += term.flops
+                weight_flops += term.flops
             else:
-                of_inputs += term.flops
+                input_flops += term.flops
     return {
-        "macs": macs,
-        "flops": sum_flops,
-        "input_gradient_flops": of_inputs,
-        "weight_gradient_flops": of_weights,
+        "macs": sum(term.macs for term in terms),
+        "flops": sum(term.flops for term in terms),
+        "input_gradient_flops": input_flops,
+        "weight_gradient_flops": weight_flops,
         **known,
     }

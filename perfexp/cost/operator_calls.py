@@ -1,4 +1,8 @@
-"""Operator calls: a call described by its tensors' layouts, as a key and to repeat it elsewhere."""
+"""Describe an operator call by its tensors' layouts.
+
+The description is a dictionary key, and can be repeated elsewhere: the tracing of memory records
+convolutions on stand-ins, and a probe measures their workspaces on the device.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +50,10 @@ class OperatorCall:
         return f"{self.operator}({', '.join(map(_text, self.arguments))})"
 
     def with_dtypes(self, names: Mapping[str, str]) -> OperatorCall:
-        """Return the same call with some data types replaced."""
+        """Return the same call with some data types replaced, by name such as `float32`.
+
+        The trace runs on a CPU; the device may compute the call in half precision.
+        """
         arguments = list(self.arguments)
         for place, one in enumerate(arguments):
             if isinstance(one, TensorLayout):
@@ -54,7 +61,10 @@ class OperatorCall:
         return replace(self, arguments=tuple(arguments))
 
     def allocated(self, device: str) -> list[Any]:
-        """Return arguments for `run`, with tensors that have memory on a device, e.g. `cuda:0`."""
+        """Return arguments for `run`, with tensors that have memory on a device, e.g. `cuda:0`.
+
+        A probe measures the workspace of the call with them.
+        """
         arguments = list(self.arguments)
         for place, one in enumerate(arguments):
             if isinstance(one, TensorLayout):
@@ -64,11 +74,12 @@ class OperatorCall:
         return arguments
 
     def run(self, arguments: list[Any]) -> Any:
-        """Call the operator; its autograd is not used."""
+        """Call the operator with arguments from `allocated`; its autograd is not used."""
         return getattr(torch.ops.aten, self.operator).default(*arguments)
 
 
 def _described(value: Any) -> Any:
+    """Return an argument as a hashable value, with layouts in place of tensors."""
     if isinstance(value, torch.Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         return TensorLayout(tuple(value.shape), tuple(value.stride()), dtype)
@@ -78,6 +89,7 @@ def _described(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
+    """Return an argument as it stands in the text of a call, such as `float32[3, 8] by [8, 1]`."""
     if isinstance(value, tuple):
         return str(list(value))
     return str(value)

@@ -1,4 +1,10 @@
-"""Tape: records module calls, the operations in their code, and the operators that run in them."""
+"""Record a model call: its module calls, the operations in their code, and the operators they run.
+
+Three levels are intercepted: modules (`Call`), torch functions that a module's code calls, such as
+`x + y` (`Operation`), and operators of torch's dispatcher, such as `aten::add` (kernels).
+`cost.count` records with a `Tape`. `measuring.layers` records only the names, with its own
+`Recorder`, to match times with layers.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +44,12 @@ class Operation:
     """A torch function that a module's code called, or an operator outside functions.
 
     Attributes:
+        name: plain name, for example `add`.
+        given: positional and keyword arguments.
+        returned: result.
+        kernels: operators with work that ran in it.
         dispatched: whether any operator ran, including operators that make views.
-        number: index among the operations in its call.
+        number: index among the operations in its call; None until it is numbered.
     """
 
     name: str
@@ -55,7 +65,12 @@ class Call:
     """A module call.
 
     Attributes:
+        path: dotted path of the module in the model.
+        number: index among the calls of this module.
+        kind: module class.
         whole: whether it is a single row if it calls no other module.
+        given: positional and keyword arguments.
+        returned: result.
         functions: torch functions that its code called, in order.
         steps: modules, functions and operators outside functions, in order.
     """
@@ -71,12 +86,12 @@ class Call:
 
     @property
     def is_row(self) -> bool:
-        """Return whether the call is a single row."""
+        """Return whether the call is a single row of the layer table."""
         return self.whole and not any(isinstance(step, Call) for step in self.steps)
 
 
 class ModuleNames:
-    """Paths and call numbers of a model's modules."""
+    """Paths of a model's modules, and the number of calls of each so far."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
@@ -84,13 +99,14 @@ class ModuleNames:
         self._calls: Counter[tuple[torch.nn.Module, bool]] = Counter()
 
     def next_call(self, module: torch.nn.Module, again: bool = False) -> Call:
-        """Return a module's next call.
+        """Return a `Call` for a module that is about to be called.
 
         Without inner module calls, it is a single row for torch's own layers and modules without
         submodules.
 
         Args:
-            again: whether the call belongs to a recomputation; those calls are numbered separately.
+            again: whether the call belongs to a recomputation (activation checkpointing); those
+                calls are numbered separately.
         """
         number, kind = self._calls[module, again], type(module).__name__
         self._calls[module, again] += 1
@@ -100,12 +116,15 @@ class ModuleNames:
         return Call(path=self.paths.get(module, kind), number=number, kind=kind, whole=whole)
 
     def restart(self) -> None:
-        """Begin the next model call."""
+        """Begin the next model call: numbers start at 0 again."""
         self._calls.clear()
 
 
 class Recorder:
-    """Receiver for `recording`; with `saves_values`, operations hold arguments and results."""
+    """Receives what `recording` intercepts, and builds calls with their steps.
+
+    With `saves_values`, operations hold their arguments and results.
+    """
 
     saves_values = False
 
@@ -114,12 +133,16 @@ class Recorder:
         self._operation: Operation | None = None
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Call a module, as a step in the open call (`_step_into`) or without recording it."""
+        """Call a module and return its result; subclasses decide whether it is recorded.
+
+        A recorded call goes through `_step_into`, which makes it a step of the open call.
+        """
         raise NotImplementedError
 
     def _step_into(
         self, call: Call, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
     ) -> Any:
+        """Run a module as a step of the open call; return its result."""
         if self._open:
             self._open[-1].steps.append(call)
         outer, self._operation = self._operation, None
@@ -131,8 +154,11 @@ class Recorder:
             self._operation = outer
 
     @contextmanager
-    def operating(self, name: str) -> Iterator[Operation]:
-        """Assign operators to a function while entered."""
+    def within_function(self, name: str) -> Iterator[Operation]:
+        """Open an operation for a torch function; operators that run while entered belong to it.
+
+        The mode for torch functions enters it around each call.
+        """
         operation = Operation(name=name)
         if self._open:
             self._open[-1].steps.append(operation)
@@ -143,14 +169,17 @@ class Recorder:
         finally:
             self._operation = outer
 
-    def ran(
+    def record_operator(
         self,
         operator: torch._ops.OpOverload,
         args: tuple[Any, ...],
         keywords: Mapping[str, Any],
         returned: Any,
     ) -> Operation:
-        """Record an operator that ran; return the operation that it belongs to."""
+        """Record an operator that ran; return the operation that it belongs to.
+
+        Outside of torch functions, the operator is an operation itself.
+        """
         operation = self._operation
         if operation is None:
             operation = Operation(name=plain(operator._opname))
@@ -163,7 +192,7 @@ class Recorder:
 
 
 class Tape(Recorder):
-    """Records a model call; `root` is the model's own call.
+    """Records a model call with the work of each operator; `root` is the model's own call.
 
     Args:
         weights: storages of parameters and buffers.
@@ -190,26 +219,30 @@ class Tape(Recorder):
         call.returned = self._step_into(call, module, args, keywords)
         return call.returned
 
-    def ran(
+    def record_operator(
         self,
         operator: torch._ops.OpOverload,
         args: tuple[Any, ...],
         keywords: Mapping[str, Any],
         returned: Any,
     ) -> Operation:
+        """Record an operator with its work; see `Recorder`.
+
+        The mode for operators calls it after each call.
+        """
         # autograd numbers a node before its operator runs
         node = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
         kernel = kernel_of(operator, args, keywords, returned, self._weights, node)
         self._remember(args, keywords, returned)
-        operation = super().ran(operator, args, keywords, returned)
+        operation = super().record_operator(operator, args, keywords, returned)
         if kernel is not None:
             operation.kernels.append(kernel)
         return operation
 
     def _remember(self, *values: Any) -> None:
-        """Hold references to storages, and add storages computed from weights to the weights.
+        """Hold references to all storages, and learn which values are computed from weights alone.
 
-        This requires that all numbers read come from weights.
+        A result belongs to the weights if all numbers that the operator reads do.
         """
         *given, made = values
         read = [tensor for tensor in tensors_in(given) if is_number(tensor)]
@@ -222,7 +255,7 @@ class Tape(Recorder):
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
-    """Record module calls, torch functions and operators while entered.
+    """Send module calls, torch functions and operators to a recorder while entered.
 
     Modules are intercepted at `__call__`, so their hooks are part of the call. This needs no global
     hooks, which make compiled modules warn, and no hooks on the modules.
@@ -240,7 +273,7 @@ def recording(recorder: Recorder) -> Iterator[None]:
 
 
 class _Functions(TorchFunctionMode):
-    """Intercepts outermost torch functions."""
+    """Intercepts torch functions; functions that they call are not intercepted."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -253,8 +286,9 @@ class _Functions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Run a torch function as an operation of the recorder."""
         keywords = kwargs or {}
-        with self._recorder.operating(name_of(func)) as operation:
+        with self._recorder.within_function(name_of(func)) as operation:
             returned = func(*args, **keywords)
         is_complex = any(tensor.is_complex() for tensor in tensors_in(args))
         if is_complex and operation.name.startswith("conv"):
@@ -265,7 +299,10 @@ class _Functions(TorchFunctionMode):
 
 
 class _Operators(TorchDispatchMode):
-    """Intercepts operators; decomposes composite operators, which inference mode leaves whole."""
+    """Intercepts operators of the dispatcher.
+
+    Composite operators, which inference mode leaves whole, are decomposed first.
+    """
 
     supports_higher_order_operators = True
 
@@ -280,6 +317,7 @@ class _Operators(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        """Run an operator, or its parts, and record it."""
         keywords = kwargs or {}
         if not isinstance(func, torch._ops.OpOverload):
             if self._recorder.saves_values:
@@ -296,12 +334,15 @@ class _Operators(TorchDispatchMode):
             if parts is not NotImplemented:
                 return parts
         returned = func(*args, **keywords)
-        self._recorder.ran(func, args, keywords, returned)
+        self._recorder.record_operator(func, args, keywords, returned)
         return returned
 
 
 def original_of(module: torch.nn.Module) -> torch.nn.Module:
-    """Return the module that `torch.compile` wrapped, or the module itself."""
+    """Return the module that `torch.compile` wrapped, or the module itself.
+
+    Work is counted on the original; layers of a compiled module cannot be timed.
+    """
     original = None
     if type(module).__name__ == "OptimizedModule":
         original = module._modules.get("_orig_mod")
@@ -319,7 +360,10 @@ def plain(name: str) -> str:
 
 
 def name_of(function: Any) -> str:
-    """Return the name of a torch function, or of the property that it reads or writes."""
+    """Return the common name of a torch function, such as `conv2d`, or of the property it accesses.
+
+    Operations are named by it. The layer marker names its marks by it as well.
+    """
     name = getattr(function, "__name__", type(function).__name__)
     if name in ("__get__", "__set__"):  # a property, such as Tensor.T
         name = getattr(getattr(function, "__self__", None), "__name__", name)
@@ -327,14 +371,18 @@ def name_of(function: Any) -> str:
 
 
 def path_of(name: str) -> str:
-    """Return a module's path from its name in `named_modules`, without compiled wrappers."""
+    """Return a module's path from its name in `named_modules`, without compiled wrappers.
+
+    Layer tables and profiles use it as the layer's name.
+    """
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def nodes_behind(outputs: Any) -> list[torch.autograd.graph.Node]:
-    """Return all autograd nodes behind nested tensors.
+    """Return all autograd nodes behind nested tensors: the backward pass of a loss on them.
 
-    Nodes that accumulate parameter gradients are left out.
+    Nodes that accumulate parameter gradients are left out. `measuring.layers.stamps` times the
+    backward pass by them, too.
     """
     waiting = [tensor.grad_fn for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
     seen: dict[torch.autograd.graph.Node, None] = {}

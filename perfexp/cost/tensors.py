@@ -1,4 +1,8 @@
-"""Tensors: locate them in storages, and count distinct bytes."""
+"""Locate tensors in their storages, and count distinct bytes.
+
+A storage is the memory that a tensor shares with its views. Stand-ins have storages, too, so that
+reads and writes can be counted without memory.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,11 @@ from perfexp.cost import Inconclusive, Shape
 class Region:
     """The part of a storage that a tensor covers.
 
-    A storage's address is unique among live storages.
+    Attributes:
+        storage: address, unique among live storages.
+        span: offset in elements, sizes, and strides in elements.
+        nbytes: bytes of the distinct elements.
+        limit: bytes of the whole storage.
     """
 
     storage: int
@@ -28,7 +36,7 @@ class Region:
 def storage_of(tensor: torch.Tensor) -> int:
     """Return the address of a tensor's storage, shared with its views and unique while it lives.
 
-    Fake tensors have a storage, too.
+    The counter distinguishes reads, writes and weights by it.
 
     Raises:
         Inconclusive: the tensor is sparse and has several storages.
@@ -48,7 +56,11 @@ def is_number(tensor: torch.Tensor) -> bool:
 
 
 def region_of(tensor: torch.Tensor) -> Region:
-    """Return the part of its storage that a tensor covers; repeated elements count once."""
+    """Return the part of its storage that a tensor covers.
+
+    Elements that an expanded dimension repeats (stride 0) count once. Each operator's reads and
+    writes are such regions.
+    """
     sizes, strides = tuple(tensor.shape), tuple(tensor.stride())
     elements = 1
     for size, stride in zip(sizes, strides, strict=True):
@@ -62,9 +74,10 @@ def region_of(tensor: torch.Tensor) -> Region:
 
 
 def distinct_bytes(regions: Iterable[Region]) -> int:
-    """Return the bytes of distinct regions, at most each storage's size.
+    """Return the bytes of the distinct regions, at most the size of each storage.
 
-    Other overlaps count separately.
+    Equal regions count once. Regions that overlap partly count separately. A row's bytes are
+    computed by it.
     """
     sizes, limits = Counter[int](), dict[int, int]()
     for region in set(regions):
@@ -76,7 +89,7 @@ def distinct_bytes(regions: Iterable[Region]) -> int:
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield all tensors in nested tuples, lists, sets, mappings and dataclasses.
 
-    These may contain themselves.
+    These may contain themselves. Arguments and results of modules and operators are searched by it.
     """
     waiting, seen = [value], set[int]()
     while waiting:

@@ -2,6 +2,11 @@
 
 May import: devices, host, models, records.
 Used by: commands, measuring, worker.
+
+A `data` node of the configuration names a class here. The worker builds it once and opens it for
+each point (input size and batch size), which gives `Batches`. Each source has its own module:
+`synthetic` (random numbers), `images`, `clips`, `cifar`, `cityscapes` and `skeletons`. `made`
+generates small data sets for `perfexp make-data`.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ from perfexp.models import Batch, Session
 
 
 class Batches(Protocol):
-    """Batches with one size, ready for the model.
+    """Batches for one input size and batch size, ready for the model.
 
     Attributes:
         constant: whether all batches share inputs that are already on the device, so that inference
@@ -42,6 +47,7 @@ class Data(Protocol):
     Attributes:
         labelled: whether the targets are real, so that an accuracy is meaningful.
         num_classes: number of label classes; None if the model decides.
+        num_samples: number of training samples, the size of an epoch; None for endless data.
         held_out: whether evaluation and training use different samples.
         workers: number of processes that load images; 0 for none.
     """
@@ -61,10 +67,13 @@ class Data(Protocol):
         training: bool,
         seed: int,
     ) -> AbstractContextManager[Batches]:
-        """Return a context with batches; leaving it closes them.
+        """Return a context with batches for one point; leaving it ends the loader's processes.
 
         Args:
+            session: the open model, which places batches on its device.
             input_size: height and width in pixels.
+            training: whether to open the training samples, or those for evaluation.
+            seed: seed for the order and for random crops.
 
         Raises:
             UserError: the data cannot be read.
@@ -73,7 +82,10 @@ class Data(Protocol):
 
 
 def check(data: Data) -> None:
-    """Raise `UserError` if user-defined data lacks a member of `Data`."""
+    """Raise `UserError` if a user's own data class lacks a member of `Data`.
+
+    The worker calls it before it opens the data.
+    """
     lacking = [name for name in (*Data.__annotations__, "open") if not hasattr(data, name)]
     if lacking:
         raise UserError(

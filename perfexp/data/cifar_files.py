@@ -1,7 +1,8 @@
-"""CIFAR-10 and CIFAR-100 files: images, labels, and the download of the published archive.
+"""Read CIFAR-10 and CIFAR-100 files, and download the published archive.
 
 The native format is binary. The other format consists of pickles, which can run code. A pickle is
-read only if its checksum matches the published file.
+read only if its checksum matches the published file. `Cifar` and `perfexp doctor` read through
+`read`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 #: Shape of an image: red, green and blue, each row by row.
 SHAPE = (3, 32, 32)
-_PIXELS = 3 * 32 * 32
+_IMAGE_BYTES = 3 * 32 * 32
 #: Limit on a file; the largest, an archive of CIFAR-10, has 170 MB.
 _MOST_BYTES = 1 << 28
 SITE = "https://www.cs.toronto.edu/~kriz/"
@@ -52,7 +53,7 @@ class LabeledImages:
 
 @dataclass(frozen=True)
 class FolderContents:
-    """All images in a folder, and its class names."""
+    """All images in a folder, and its class names by label."""
 
     classes: list[str]
     train: LabeledImages
@@ -61,11 +62,14 @@ class FolderContents:
 
 @dataclass(frozen=True, kw_only=True)
 class Binary:
-    """The native binary format: records with label bytes and an image, and a text with class names.
+    """The native binary format: records of label bytes and an image, and a text with class names.
 
     Attributes:
+        archive: file name of the published archive.
         md5: archive checksum from the data set's page.
-        files: files in the folder: for training, for evaluation, and with class names.
+        folder: folder that the archive unpacks.
+        files: files in the folder: for training, for evaluation (last but one), and with class
+            names (last).
         label_bytes: bytes before each image; the last byte is its label.
     """
 
@@ -76,7 +80,14 @@ class Binary:
     label_bytes: int
 
     def read(self, folder: Path, most_classes: int) -> FolderContents:
-        """Return a folder's contents; raise `UserError` if a file has another format."""
+        """Return a folder's contents.
+
+        Args:
+            most_classes: largest number of classes to accept, 10 or 100.
+
+        Raises:
+            UserError: a file is missing or has another format.
+        """
         lines = _content(folder / self.files[-1]).decode("latin-1").splitlines()
         classes = [line.strip() for line in lines if line.strip()]
         if not 2 <= len(classes) <= most_classes:
@@ -88,14 +99,21 @@ class Binary:
         return FolderContents(classes, _joined(train), test)
 
     def _images(self, file: Path, classes: int) -> LabeledImages:
-        """Return a file's images, and their labels below `classes`."""
-        record, content = self.label_bytes + _PIXELS, _content(file)
-        if not content or len(content) % record:
+        """Return the images in one file, with their labels.
+
+        Args:
+            classes: number of classes; every label is below it.
+
+        Raises:
+            UserError: the file is cut off or has a larger label.
+        """
+        record_bytes, content = self.label_bytes + _IMAGE_BYTES, _content(file)
+        if not content or len(content) % record_bytes:
             raise UserError(
-                f"{file} has {len(content)} bytes, not a multiple of {record}: it is cut off. Get "
-                "it again."
+                f"{file} has {len(content)} bytes, not a multiple of {record_bytes}: it is cut "
+                "off. Get it again."
             )
-        rows = np.frombuffer(content, np.uint8).reshape(-1, record)
+        rows = np.frombuffer(content, np.uint8).reshape(-1, record_bytes)
         pixels, labels = rows[:, self.label_bytes :], rows[:, self.label_bytes - 1].astype(np.int64)
         if labels.max() >= classes:
             raise UserError(
@@ -110,6 +128,7 @@ class Pickles:
     """The pickle format. Only published files are read.
 
     Attributes:
+        folder: folder that the archive unpacks.
         labels: key of the labels.
         names: key of the class names.
         published: MD5 of each file, in the same order as in `Binary`, from torchvision 0.26
@@ -123,11 +142,18 @@ class Pickles:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Return the file names."""
+        """Return the file names: for training, for evaluation, and with class names."""
         return tuple(self.published)
 
     def read(self, folder: Path, most_classes: int) -> FolderContents:
-        """Return a folder's contents; raise `UserError` if a file is not the published file."""
+        """Return a folder's contents.
+
+        Args:
+            most_classes: unused; published files have their number of classes.
+
+        Raises:
+            UserError: a file is not the published file.
+        """
         *fields, meta = [self._unpickled(folder / name) for name in self.files]
         *train, test = [
             LabeledImages(part["data"].reshape(-1, *SHAPE), np.array(part[self.labels], np.int64))
@@ -136,6 +162,7 @@ class Pickles:
         return FolderContents(meta[self.names], _joined(train), test)
 
     def _unpickled(self, file: Path) -> dict[str, Any]:
+        """Return the fields of a pickle; raise `UserError` if it has another MD5 than published."""
         content, published = _content(file), self.published[file.name]
         if hashlib.md5(content, usedforsecurity=False).hexdigest() != published:
             raise UserError(
@@ -199,9 +226,13 @@ FORMATS = {
 
 
 def find(root: Path, classes: int) -> tuple[Path, Binary | Pickles, list[str]] | None:
-    """Return a folder with files in a known format, the format, and missing files.
+    """Return a folder with files in a known format, the format, and the names of missing files.
 
-    The folder is `root` or a subfolder; any file of the format is enough. None if there is none.
+    The folder is `root` or a subfolder; one file of the format is enough. None if there is none.
+    Missing files are reported by name; a download completes them.
+
+    Args:
+        classes: 10 or 100.
     """
     formats = FORMATS[classes]
     places = [(root / style.folder, style) for style in formats]
@@ -214,13 +245,14 @@ def find(root: Path, classes: int) -> tuple[Path, Binary | Pickles, list[str]] |
 
 
 def read(root: Path, classes: int) -> FolderContents:
-    """Read all images of CIFAR-10 or CIFAR-100.
-
-    Raises `UserError` if files are missing or have another format.
+    """Read all images of CIFAR-10 or CIFAR-100, in either format.
 
     Args:
         root: folder of the format, or the folder above it.
         classes: 10 or 100.
+
+    Raises:
+        UserError: files are missing or have another format.
     """
     native = FORMATS[classes][0]
     if (found := find(root, classes)) is None:
@@ -237,7 +269,7 @@ def read(root: Path, classes: int) -> FolderContents:
 
 
 def _remedy(root: Path, native: Binary) -> str:
-    """Return where to get an archive and where to put it."""
+    """Return a sentence about where to get an archive and where to put it."""
     return (
         f"Put {native.archive} (MD5 {native.md5}) from {SITE}{native.archive} into "
         f"{root.absolute()} and unpack it there, as {native.folder}/; data.download=true does both."
@@ -245,6 +277,7 @@ def _remedy(root: Path, native: Binary) -> str:
 
 
 def _content(file: Path) -> bytes:
+    """Return a file's bytes; raise `UserError` if it cannot be read."""
     try:
         return read_bytes(file, _MOST_BYTES)
     except OSError as error:
@@ -252,6 +285,7 @@ def _content(file: Path) -> bytes:
 
 
 def _joined(parts: list[LabeledImages]) -> LabeledImages:
+    """Return the images of several files as one."""
     pixels = np.concatenate([part.pixels for part in parts])
     labels = np.concatenate([part.labels for part in parts])
     return LabeledImages(pixels, labels)
@@ -261,8 +295,10 @@ def download(root: Path, classes: int) -> None:
     """Create the files of CIFAR-10 or CIFAR-100 from the published archive, unless all exist.
 
     The archive is downloaded unless it is in the folder. An interrupted download continues where it
-    stopped. Raises `UserError` if the archive is unavailable, has another checksum than published,
-    or lacks a file.
+    stopped. `Cifar` calls this with data.download=true.
+
+    Raises:
+        UserError: the archive is unavailable, has another checksum than published, or lacks a file.
     """
     style = FORMATS[classes][0]
     with locks.opened(f"download-{style.archive}") as lock:
@@ -295,7 +331,12 @@ def download(root: Path, classes: int) -> None:
 
 
 def _download(archive: Path, style: Binary) -> None:
-    """Download an archive to a temporary name, and rename it once it is complete."""
+    """Download an archive to a temporary name (`….part`), and rename it once it is complete.
+
+    Raises:
+        UserError: the finished file has another checksum; it is removed.
+        OSError: the connection or the disk fails; what arrived stays for the next attempt.
+    """
     unfinished = archive.with_name(f"{archive.name}.part")
     with open_append(unfinished) as file:
         start = file.seek(0, os.SEEK_END)
@@ -318,9 +359,10 @@ def _download(archive: Path, style: Binary) -> None:
 
 
 def _save(answer: http.client.HTTPResponse, file: BinaryIO) -> None:
-    """Append an answer to a file.
+    """Append an HTTP answer to a file.
 
-    Raises `IncompleteRead` if the connection ends early or the answer is too long.
+    Raises:
+        IncompleteRead: the connection ends early, or the answer is too long.
     """
     left = answer.length if answer.length is not None else _MOST_BYTES
     while piece := answer.read(min(_PIECE_BYTES, left)):
@@ -331,7 +373,7 @@ def _save(answer: http.client.HTTPResponse, file: BinaryIO) -> None:
 
 
 def _md5(file: BinaryIO) -> str:
-    """Return the checksum as published, to detect damage.
+    """Return a file's MD5, as published, to detect damage.
 
     It is not a security check: the way files are read makes them harmless.
     """
@@ -343,10 +385,13 @@ def _md5(file: BinaryIO) -> str:
 
 
 def _unpack(archive: Path, style: Binary) -> None:
-    """Write the files of a format into its folder.
+    """Write the files of a format from its archive into its folder.
 
     Only regular members with the format's names are read. Names, links and modes in the archive
     therefore cannot decide what is written.
+
+    Raises:
+        UserError: the archive is damaged, or lacks a file.
     """
     folder = archive.parent / style.folder
     with os.fdopen(open_regular(archive, os.O_RDONLY), "rb") as file:

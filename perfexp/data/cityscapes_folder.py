@@ -1,4 +1,9 @@
-"""The Cityscapes folder: image and mask pairs by split, mask reading, and problems."""
+"""Read the Cityscapes folder: pairs of image and mask by split, masks, and problems.
+
+A split is `train` or `val`. A mask has one number per pixel: a train id (0 to 18, one per class, as
+losses expect it) or a label id (0 to 33, as in the published masks). 255 stands for pixels without
+a class (void). `Cityscapes` loads from here; `perfexp doctor` calls `survey`.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from perfexp.data.image_files import decoding, listing, read_image
-from perfexp.data.made import MADE
 from perfexp.errors import UserError
+
+#: File that marks a data set from `perfexp make-data`; its masks are not ground truth.
+MADE = "made.json"
 
 Mask = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -37,7 +44,7 @@ VOID = 255
 #: never drawn (preparation/json2labelImg.py).
 LABEL_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 
-#: Advice for files that cannot be decoded.
+#: Advice in messages about files that cannot be decoded.
 AGAIN = "Get it again, or take it out."
 #: Endings of files with train ids, and with label ids.
 TRAIN_IDS_END, LABEL_IDS_END = "_gtFine_labelTrainIds.png", "_gtFine_labelIds.png"
@@ -49,9 +56,10 @@ _TRAIN_ID_OF[list(LABEL_IDS)] = np.arange(len(LABEL_IDS))
 
 
 def read_mask(file: Path) -> Mask:
-    """Return a mask as stored, (height, width).
+    """Return a mask as stored, uint8 (height, width).
 
-    Raises `UserError` if it cannot be decoded or is not a mask.
+    Raises:
+        UserError: the file cannot be decoded or is not a mask.
     """
     with decoding(file, "a mask", AGAIN) as mask:
         numbers = np.array(mask)
@@ -65,9 +73,16 @@ def read_mask(file: Path) -> Mask:
 
 
 def train_ids(mask: Mask, file: Path, *, size: tuple[int, int], classes: int) -> Mask:
-    """Return a mask (height, width) with train ids and void only, as losses expect it.
+    """Return a mask, uint8 (height, width), with train ids and void only.
 
-    Label ids, recognized by the file name, are converted.
+    Label ids, recognized by the file name, are converted. Both ways to prepare samples call it,
+    since a wrong number would crash the loss on the device.
+
+    Args:
+        mask: mask as stored.
+        file: its file, for the name and for messages.
+        size: height and width of its image.
+        classes: number of classes; train ids are below it.
 
     Raises:
         UserError: the mask has another size or unknown numbers, for example 40.
@@ -87,6 +102,7 @@ def train_ids(mask: Mask, file: Path, *, size: tuple[int, int], classes: int) ->
 
 
 def _wrong_labels(file: Path, wrong: Iterable[int], classes: int) -> str:
+    """Return the message about numbers in a mask that are neither classes nor void."""
     numbers = list(map(str, wrong))
     labels = ", ".join(numbers[:5]) + (", …" if len(numbers) > 5 else "")
     if file.name.endswith(LABEL_IDS_END) and classes == len(CLASSES):
@@ -152,12 +168,21 @@ class SplitFiles:
 
 
 def mask_of(root: Path, split: str, name: str, *, label_ids: bool = False) -> Path:
-    """Return the mask path for an image name CITY/CITY_SEQUENCE_FRAME."""
+    """Return the mask path for an image name CITY/CITY_SEQUENCE_FRAME.
+
+    `made.streets` writes there.
+
+    Args:
+        label_ids: whether the mask has label ids, not train ids.
+    """
     return root / MASKS / split / (name + (LABEL_IDS_END if label_ids else TRAIN_IDS_END))
 
 
 def image_of(root: Path, split: str, name: str) -> Path:
-    """Return the image path; see `mask_of`."""
+    """Return the path of an image with a name CITY/CITY_SEQUENCE_FRAME.
+
+    `made.streets` writes there.
+    """
     return root / IMAGES / split / (name + _IMAGE_END)
 
 
@@ -168,9 +193,12 @@ def first_missing(root: Path, split: str) -> Path | None:
 
 
 def contents(root: Path, split: str) -> SplitFiles:
-    """Return the contents of a split (`train` or `val`).
+    """Return the images and masks of a split (`train` or `val`).
 
-    Raises `UserError` with the first missing or unreadable folder.
+    `find_pairs` and `survey` begin with it.
+
+    Raises:
+        UserError: a folder is missing or unreadable; the message has the first one.
     """
     if (missing := first_missing(root, split)) is not None:
         problem = "data.root is not a folder" if missing == root else "The data lacks a folder"
@@ -183,9 +211,12 @@ def contents(root: Path, split: str) -> SplitFiles:
 
 
 def find_pairs(root: Path, split: str) -> list[Pair]:
-    """Return the pairs of a split (`train` or `val`).
+    """Return the pairs of image and mask of a split (`train` or `val`).
 
-    Raises `UserError` without images, or if an image has no mask.
+    `Cityscapes` calls it for both splits when it is built.
+
+    Raises:
+        UserError: there are no images, or an image has no mask.
     """
     files = contents(root, split)
     if not files.images:
@@ -202,7 +233,10 @@ def find_pairs(root: Path, split: str) -> list[Pair]:
 
 
 def inspect(pair: Pair) -> str | None:
-    """Read both files of a pair and return the problem, or None if it is usable."""
+    """Read both files of a pair and return the problem in one line; None if the pair is usable.
+
+    `survey` calls it for each pair.
+    """
     try:
         image = read_image(pair.image, AGAIN)
         train_ids(
@@ -214,16 +248,25 @@ def inspect(pair: Pair) -> str | None:
 
 
 def sample(pairs: list[Pair], count: int) -> list[Pair]:
-    """Return up to `count` pairs, evenly spread from the first to the last; 0 returns all."""
+    """Return up to `count` pairs, evenly spread from the first to the last; 0 returns all.
+
+    The doctor reads only some pairs of a large data set whole.
+    """
     count = min(count or len(pairs), len(pairs))
-    return [pairs[round(place)] for place in np.linspace(0, len(pairs) - 1, count)]
+    return [pairs[round(index)] for index in np.linspace(0, len(pairs) - 1, count)]
 
 
 def survey(root: Path, count: int) -> dict[str, Any]:
-    """Return facts for a diagnosis as JSON values; raise `UserError` if a folder is unreadable.
+    """Return facts about a data set for `perfexp doctor`, as JSON values.
+
+    By split they have the numbers of images, masks and pairs, and the problems of the pairs that
+    were read.
 
     Args:
         count: pairs to read per split; 0 for all.
+
+    Raises:
+        UserError: a folder is unreadable.
     """
     facts: dict[str, Any] = {
         "root": str(root),
@@ -254,7 +297,7 @@ def survey(root: Path, count: int) -> dict[str, Any]:
 
 
 def _files(folder: Path, end: str) -> dict[str, Path]:
-    """Return files with an ending, in a folder and its subfolders, by CITY/NAME or NAME.
+    """Return files with an ending, in a folder and its subfolders, by CITY/NAME or NAME without it.
 
     Hidden files are ignored.
     """

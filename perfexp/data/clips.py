@@ -1,4 +1,4 @@
-"""Clips: video frames from image folders, through torch's DataLoader."""
+"""Clips: short videos from folders of frames, for video models (data=clips)."""
 
 from __future__ import annotations
 
@@ -39,6 +39,7 @@ class Clips(Loading):
     frames: int = 10
 
     def __post_init__(self) -> None:
+        """Find all videos and cut them into clips."""
         super().__post_init__()
         if self.frames < 1:
             raise UserError(f"data.frames={self.frames}: set 1 or more.")
@@ -53,20 +54,24 @@ class Clips(Loading):
     def samples(
         self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
     ) -> Samples:
+        """Return the clips for inference; see `Loading`."""
         if training:
             raise UserError("data=clips has no classes to learn: use mode=inference.")
         return Samples(self._clips, partial(_stacked, size=input_size))
 
 
 def _stacked(clip: Sequence[Path], *, size: tuple[int, int]) -> Sample:
-    """Return normalized float32 (3, frames, height, width), without a target."""
+    """Load a clip: normalized float32 (3, frames, height, width), without a target."""
     return torch.stack(
         [to_tensor(centre_crop(read_image(file), size)) for file in clip], dim=1
     ), None
 
 
 def _videos(root: Path) -> list[list[Path]]:
-    """Return each video's frames, sorted by name."""
+    """Return each video's frames, sorted by name; raise `UserError` if there are none.
+
+    Each subfolder is a video. Without subfolders the folder itself is one.
+    """
     with listing():
         folders = sorted(
             Path(entry.path) for entry in visible_entries(root, root) if entry.is_dir()
@@ -78,6 +83,7 @@ def _videos(root: Path) -> list[list[Path]]:
 
 
 def _cut(video: Sequence[Path], frames: int) -> Iterator[list[Path]]:
+    """Yield a video's clips of `frames` frames; see `Clips`."""
     if len(video) < frames:
         yield [*video, *[video[-1]] * (frames - len(video))]
     for start in range(0, len(video) - frames + 1, frames):

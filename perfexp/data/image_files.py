@@ -1,4 +1,7 @@
-"""Image files: search and decoding."""
+"""Find and decode image files, safely and with messages for the user.
+
+Links may not lead out of the data set's root, and only common image formats are decoded.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +19,17 @@ from perfexp.errors import UserError
 _FORMATS = ("JPEG", "PNG", "BMP", "WEBP", "TIFF", "GIF")
 #: Image extensions, in lower case.
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif"})
-
-
+#: Sentence for messages about folders without images.
 LOOKED_FOR = f"Looked for: {', '.join(sorted(EXTENSIONS))}."
 
 
 @dataclass(frozen=True)
 class Split:
-    """Images for training or evaluation, with class numbers.
+    """Images for training or evaluation.
 
     Attributes:
         items: files with their class numbers; None without classes.
-        classes: class names.
+        classes: class names, by class number.
     """
 
     items: list[tuple[Path, int | None]]
@@ -37,8 +39,10 @@ class Split:
 def find_split(folder: Path, root: Path) -> Split:
     """Return a folder's images: by class if it has subfolders, otherwise without labels.
 
-    Hidden files and links to places outside the root are ignored. Raises `UserError` if the folder
-    or a class has no images.
+    Hidden files and links to places outside the root are ignored. `Images` reads its folder by it.
+
+    Raises:
+        UserError: the folder or a class has no images.
     """
     classes = sorted(entry.name for entry in visible_entries(folder, root) if entry.is_dir())
     items: list[tuple[Path, int | None]] = []
@@ -58,7 +62,9 @@ def find_split(folder: Path, root: Path) -> Split:
 
 
 def folder_of(root: str, content: str, trial: str = "") -> Path:
-    """Return a data set's folder; raise `UserError` if it is not a folder.
+    """Return a data set's folder from data.root; raise `UserError` if it is not a folder.
+
+    Data sets call it when they are built.
 
     Args:
         content: kind of its files, in the plural.
@@ -75,7 +81,10 @@ def folder_of(root: str, content: str, trial: str = "") -> Path:
 
 @contextmanager
 def listing() -> Iterator[None]:
-    """Raise `UserError` if a folder cannot be read inside the context."""
+    """Turn an unreadable folder inside the context into a `UserError`.
+
+    Data sets search their folders inside it.
+    """
     try:
         yield
     except OSError as error:
@@ -84,7 +93,14 @@ def listing() -> Iterator[None]:
 
 @contextmanager
 def decoding(file: Path, kind: str, advice: str) -> Iterator[Image.Image]:
-    """Open an image file; raise `UserError` if it cannot be decoded inside the context."""
+    """Open an image file; failures to decode it inside the context become a `UserError`.
+
+    `read_image` and masks are read inside it.
+
+    Args:
+        kind: noun for the message, such as `a mask`.
+        advice: sentence about what to do.
+    """
     try:
         with Image.open(file, formats=_FORMATS) as image:
             yield image
@@ -101,7 +117,10 @@ def read_image(file: Path, advice: str = "Repair it, or take it out of the folde
 
 
 def find_images(folder: Path, root: Path) -> Iterator[Path]:
-    """Yield the images in and below a folder, in any order."""
+    """Yield the images in and below a folder, in any order; see also `visible_entries`.
+
+    Folders with classes are searched class by class.
+    """
     for entry in visible_entries(folder, root):
         if entry.is_dir():
             # a link upwards would never end
@@ -115,7 +134,7 @@ def visible_entries(folder: Path, root: Path) -> Iterator[os.DirEntry[str]]:
     """Yield a folder's entries, without hidden files and links to places outside the root.
 
     Unlike `Path.iterdir`, `os.scandir` identifies links and folders without a file-system call for
-    each of a million files.
+    each of a million files. All data sets find their files through it.
     """
     with os.scandir(folder) as entries:
         for entry in entries:

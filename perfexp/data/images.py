@@ -1,4 +1,8 @@
-"""Images from a folder, by class in subfolders, through torch's DataLoader."""
+"""Images from a folder, by class in subfolders (data=images).
+
+The transformations are those of ImageNet training: a random part of an image, resized and mirrored,
+or in evaluation the center.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,7 @@ class Images(Loading):
     root: str
 
     def __post_init__(self) -> None:
+        """Find all images and their classes."""
         super().__post_init__()
         trial = "perfexp make-data images DIR makes a small set to try out."
         self._root = folder_of(self.root, "images", trial)
@@ -47,6 +52,7 @@ class Images(Loading):
     def samples(
         self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
     ) -> Samples:
+        """Return the images of one split; see `Loading`. Training needs classes."""
         items = (self._train if training else self._val).items
         if training and not self.labelled:
             raise UserError(
@@ -62,24 +68,27 @@ _Crop = Callable[[Image.Image, tuple[int, int]], Image.Image]
 
 
 def _cropped(item: tuple[Path, int | None], *, size: tuple[int, int], crop: _Crop) -> Sample:
+    """Load one image, float32 (3, height, width), and its label; None without a class."""
     file, label = item
     return to_tensor(crop(read_image(file), size)), None if label is None else torch.tensor(label)
 
 
 def centre_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Resize an image so that it just covers a height and width, and crop its center."""
+    """Resize an image so that it just covers a height and width (`size`), and crop its center."""
     return ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BILINEAR)
 
 
 def random_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Crop a random part, resize it, and mirror half of the time, with torch's generator."""
+    """Crop a random part, resize it to `size` (height, width), and mirror it half of the time.
+
+    The random numbers come from torch's generator.
+    """
     fraction, ratio, across, down, flip = torch.rand(5).tolist()
-    part = image.width * image.height * (CROP_AREA[0] + fraction * (CROP_AREA[1] - CROP_AREA[0]))
-    shape = math.exp(math.log(CROP_RATIO[0]) + ratio * math.log(CROP_RATIO[1] / CROP_RATIO[0]))
-    width, height = (
-        min(math.sqrt(part * shape), image.width),
-        min(math.sqrt(part / shape), image.height),
-    )
+    area = image.width * image.height * (CROP_AREA[0] + fraction * (CROP_AREA[1] - CROP_AREA[0]))
+    # the logarithm of the aspect ratio is uniform, so that tall and wide parts are equally likely
+    aspect = math.exp(math.log(CROP_RATIO[0]) + ratio * math.log(CROP_RATIO[1] / CROP_RATIO[0]))
+    width = min(math.sqrt(area * aspect), image.width)
+    height = min(math.sqrt(area / aspect), image.height)
     left, top = across * (image.width - width), down * (image.height - height)
     box = (left, top, left + width, top + height)
     cut = image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=box)
@@ -89,6 +98,11 @@ def random_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def _find_splits(root: Path) -> tuple[Split, Split]:
+    """Return the images for training and for evaluation; the same without `train` and `val`.
+
+    Raises:
+        UserError: `train` and `val` have different classes, or there are no images.
+    """
     with listing():
         if not ((root / "train").is_dir() and (root / "val").is_dir()):
             split = find_split(root, root)

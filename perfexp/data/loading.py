@@ -1,4 +1,9 @@
-"""Image loading through torch's DataLoader, with processes that end with this process."""
+"""Load samples through torch's DataLoader, in processes that end with this process.
+
+`Loading` is the base class of all data sets on disk. A subclass returns its `Samples`: which items
+there are, how one is prepared, and how several are joined to a batch. `LoadedBatches` then gives
+batches to the measuring loop.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +37,12 @@ MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
 
 
+#: Inputs and targets of one sample; the targets are None without labels.
 Sample = tuple[torch.Tensor, Any]
 
 
 def stacked(samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return a batch's inputs and targets; None without targets in the samples."""
+    """Return a batch's inputs and targets from samples; None if the samples have no targets."""
     inputs, targets = zip(*samples, strict=True)
     return torch.stack(inputs), None if targets[0] is None else torch.stack(targets)
 
@@ -66,13 +72,17 @@ class Samples(Dataset[Any]):
         return len(self._items)
 
     def __getitem__(self, index: int) -> Sample | UserError:
+        """Return a prepared sample, or the error that it raised."""
         try:
             return self._prepare(self._items[index])
         except UserError as error:
             return error
 
     def collate(self, samples: list[Any]) -> tuple[Any, torch.Tensor | None] | UserError:
-        """Return the samples as a batch on the host, or the first error."""
+        """Join samples to a batch on the host, or return the first error.
+
+        torch's DataLoader calls it in the loading processes.
+        """
         try:
             for sample in samples:
                 if isinstance(sample, UserError):
@@ -84,7 +94,10 @@ class Samples(Dataset[Any]):
 
 
 def to_tensor(image: Image.Image) -> torch.Tensor:
-    """Return an RGB image as float32 (3, height, width), normalized with ImageNet's statistics."""
+    """Return an RGB image as float32 (3, height, width), normalized with ImageNet's statistics.
+
+    Images, clips and Cityscapes end their preparation with it.
+    """
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).float().div_(255)
     return (
         pixels.sub_(torch.tensor(MEAN).view(3, 1, 1))
@@ -94,9 +107,10 @@ def to_tensor(image: Image.Image) -> torch.Tensor:
 
 
 class Order(Sampler[int]):
-    """The order of samples, pass after pass. With a seed, each pass has a new random order.
+    """The order of samples, pass after pass, for torch's DataLoader.
 
-    An iteration continues after a pass if `endless` was set when it began.
+    With a seed, each pass has a new random order; without one, samples come in order. An iteration
+    continues after a pass if `endless` was set when it began, so that loading goes on ahead.
     """
 
     def __init__(self, count: int, seed: int | None) -> None:
@@ -108,6 +122,7 @@ class Order(Sampler[int]):
         return self._count
 
     def __iter__(self) -> Iterator[int]:
+        """Yield sample numbers: one pass, or pass after pass while endless."""
         endless = self.endless
         while True:
             if self._generator is None:
@@ -120,7 +135,11 @@ class Order(Sampler[int]):
 
 @dataclass(kw_only=True, eq=False)
 class Loading:
-    """Base class of data loaded by processes; raises `UserError` if a number is too small."""
+    """Base class of data loaded by processes; raises `UserError` if a number is too small.
+
+    Its fields are configuration keys, for example `data.workers`, the number of loading processes
+    (0 loads in this process). `plan/key_descriptions.yaml` describes them.
+    """
 
     workers: int = 2
     pin_memory: bool = False
@@ -134,7 +153,13 @@ class Loading:
     def samples(
         self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
     ) -> Samples:
-        """Return samples for training or evaluation; raise `UserError` if none has this size."""
+        """Return the samples for training or evaluation; each data set implements it.
+
+        `open` calls it for each point.
+
+        Raises:
+            UserError: the data set has no samples with this input size, or none to train with.
+        """
         raise NotImplementedError
 
     def open(
@@ -146,7 +171,10 @@ class Loading:
         training: bool,
         seed: int,
     ) -> AbstractContextManager[Batches]:
-        """See `perfexp.data.Data`. The loader's processes persist between passes over the data."""
+        """Open batches for one point; see `perfexp.data.Data`.
+
+        The loader's processes persist between passes over the data.
+        """
         samples = self.samples(session, input_size, training=training, seed=seed)
         if training:
             check_batch(len(samples), batch_size)
@@ -173,7 +201,7 @@ class Loading:
 class LoadedBatches:
     """A loader's batches, valid while the context of their data is open.
 
-    The order continues after a pass, so that no pass begins with a wait.
+    In `next` the order continues after a pass, so that no pass begins with a wait.
     """
 
     constant = False
@@ -188,9 +216,9 @@ class LoadedBatches:
         self._order, self._batch_size, self._session = order, batch_size, session
 
     def next(self) -> Batch:
-        """See `Batches`.
+        """Return the next batch on the device, always a full one (see `Batches`).
 
-        The batch is always full, since a smaller call would be another measurement.
+        A smaller batch would be another measurement, so it is skipped.
 
         Raises:
             UserError: an image, label or mask is unusable.
@@ -209,39 +237,48 @@ class LoadedBatches:
                 return self._session.place(batch)
 
     def epoch(self) -> Iterator[Batch]:
-        """See `Batches`, and `next` for errors. In evaluation the last batch may be smaller."""
+        """Yield one whole pass (see `Batches`); errors are those of `next`.
+
+        In evaluation the last batch may be smaller.
+        """
         with patch.object(self._order, "endless", False):
             self._restart()
             while (batch := self._load()) is not None:
                 yield self._session.place(batch)
 
     def close(self) -> None:
-        """End the worker processes by deleting the iterator."""
+        """End the worker processes; torch ends them when the iterator is deleted."""
         self._iterator = iter(())
         self._loader = self._on_host = None
 
     def _restart(self) -> None:
+        """Begin a pass in a new order."""
         assert self._loader is not None, "these batches are closed"
         self._iterator = iter(self._loader)
 
     def _load(self) -> Batch | None:
-        """Return the next batch, on the host; None at the end of the data."""
-        died = None
+        """Return the next batch on the host; None at the end of a pass.
+
+        Raises:
+            UserError: a sample is unusable.
+            PerfexpError: a worker process died.
+        """
+        failure = None
         try:
             loaded = next(self._iterator, None)
         except RuntimeError as error:
             if "DataLoader worker" not in str(error):
                 raise
-            died = str(error).splitlines()[0]
+            failure = str(error).splitlines()[0]
         except (EOFError, OSError) as error:  # the process died during the transfer
-            died = f"the process ended while its batch was fetched ({type(error).__name__})."
-        if died:
+            failure = f"the process ended while its batch was fetched ({type(error).__name__})."
+        if failure:
             # While the iterator exists, torch raises its error again in any code that runs when
             # a child ends. The traceback would hold the iterator, so the error is not chained.
             self.close()
             raise PerfexpError(
-                f"A process that loads images failed: {died} It may lack memory, or shared memory "
-                "(in a container: --shm-size=8g); data.workers=0 needs none."
+                f"A process that loads images failed: {failure} It may lack memory, or shared "
+                "memory (in a container: --shm-size=8g); data.workers=0 needs none."
             )
         if isinstance(loaded, UserError):
             raise loaded
@@ -251,7 +288,10 @@ class LoadedBatches:
 
 
 def check_batch(count: int, batch_size: int) -> None:
-    """Raise `Unsupported` if there are fewer samples than in a batch."""
+    """Raise `Unsupported` if there are fewer samples than in a batch.
+
+    Such a point is recorded as unsupported, and other points continue.
+    """
     if count < batch_size:
         raise Unsupported(
             f"There are {count} samples, fewer than the {batch_size} of one batch. Use a smaller "
@@ -271,6 +311,6 @@ def _shorten_sockets() -> None:
             multiprocessing.util.get_temp_dir()
 
 
-def _tie(parent: int, worker: int) -> None:
-    """Initialize loader process number `worker`."""
+def _tie(parent: int, _number: int) -> None:
+    """Initialize a loader process: it ends with the process `parent`."""
     lifeline.die_with(parent)

@@ -1,8 +1,8 @@
-"""Skeletons: labeled joint movements from a folder, with held-out subjects for evaluation.
+"""Skeletons: labeled joint movements from a folder (data=skeletons), for gesture classifiers.
 
 The layout follows IntelliRehabDS (Miron et al., "IntelliRehabDS (IRDS) - A Dataset of Physical
 Rehabilitation Movements"): a text file per repetition, a line per frame, and comma-separated x, y
-and z of each joint.
+and z of each joint. Evaluation uses other subjects (people) than training.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ _HELD_OUT = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Repetition:
-    """A repetition of a gesture, float32 (frames, columns)."""
+    """A repetition of a gesture.
+
+    Attributes:
+        subject: name of the person.
+        gesture: label, from 0.
+        frames: coordinates, float32 (frames, columns); columns are x, y and z of each joint.
+    """
 
     subject: str
     gesture: int
@@ -51,7 +57,7 @@ class Skeletons(Loading):
 
     Each is resampled to the number of frames in the input size. Columns are standardized with the
     training subjects' mean and standard deviation. Unusable files are left out. Raises `UserError`
-    for fewer than two subjects.
+    for fewer than two subjects. `plan/key_descriptions.yaml` describes the keys.
 
     Attributes:
         problems: a line about each unusable file, for example with too few columns.
@@ -68,6 +74,7 @@ class Skeletons(Loading):
     pin_memory: bool = True
 
     def __post_init__(self) -> None:
+        """Read all repetitions and split them by subject."""
         super().__post_init__()
         for key, least in (("gestures", 2), ("joints", 1)):
             if (value := getattr(self, key)) < least:
@@ -83,6 +90,7 @@ class Skeletons(Loading):
     def samples(
         self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int
     ) -> Samples:
+        """Return movements with the input size FRAMES × columns; see `Loading`."""
         frames, columns = input_size
         if columns != self._columns:
             raise UserError(
@@ -92,11 +100,20 @@ class Skeletons(Loading):
         return Samples(TensorDataset(*self._standardized(frames, training)))
 
     def _standardized_in(self, frames: int, training: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return resampled movements and labels for training or evaluation."""
+        """Return movements, float32 (count, frames, columns), and labels, int64 (count,).
+
+        `samples` calls it through a cache.
+
+        Args:
+            frames: number of frames to resample to.
+            training: whether to return the training side, or that for evaluation.
+        """
         deviation, mean = torch.std_mean(_resampled(self._train, frames), dim=(0, 1), correction=0)
-        side = self._train if training else self._val
-        values = (_resampled(side, frames) - mean) / torch.where(deviation > 0, deviation, 1.0)
-        return values.float(), torch.tensor([repetition.gesture for repetition in side])
+        repetitions = self._train if training else self._val
+        # a constant column stays 0
+        scale = torch.where(deviation > 0, deviation, 1.0)
+        values = (_resampled(repetitions, frames) - mean) / scale
+        return values.float(), torch.tensor([repetition.gesture for repetition in repetitions])
 
 
 def _resampled(repetitions: Sequence[Repetition], frames: int) -> torch.Tensor:
@@ -104,12 +121,17 @@ def _resampled(repetitions: Sequence[Repetition], frames: int) -> torch.Tensor:
 
 
 def resampled(frames: torch.Tensor, count: int) -> torch.Tensor:
-    """Return a movement with `count` evenly spaced frames from first to last, in float64."""
+    """Return a movement with `count` evenly spaced frames, float64 (count, columns).
+
+    The first and the last frame stay.
+    """
     return interpolate(frames.double().T[None], count, mode="linear", align_corners=True)[0].T
 
 
 def read(root: Path, *, gestures: int, columns: int) -> tuple[list[Repetition], list[str]]:
     """Return all repetitions in and below a folder by name, and a line about each unusable file.
+
+    `Skeletons` calls it when the worker builds it.
 
     Args:
         gestures: number of gestures; labels are smaller.
@@ -142,11 +164,16 @@ def read(root: Path, *, gestures: int, columns: int) -> tuple[list[Repetition], 
 def split(
     repetitions: Sequence[Repetition], held_out: Sequence[str] | None
 ) -> tuple[list[Repetition], list[Repetition]]:
-    """Return training and evaluation repetitions; raise `UserError` if either is empty.
+    """Return training and evaluation repetitions, by subject.
+
+    `Skeletons` calls it when the worker builds it.
 
     Args:
         held_out: evaluation subjects. None selects every fifth by name, or the last if there are
             fewer.
+
+    Raises:
+        UserError: a subject is unknown, or either side is empty.
     """
     subjects = sorted(
         {repetition.subject for repetition in repetitions}, key=lambda name: (len(name), name)
@@ -176,6 +203,7 @@ class _Unusable(Exception):
 
 
 def _files(folder: Path, root: Path) -> Iterator[Path]:
+    """Yield the text files in and below a folder."""
     for entry in visible_entries(folder, root):
         if entry.is_dir(follow_symlinks=False):
             yield from _files(Path(entry.path), root)
@@ -184,6 +212,7 @@ def _files(folder: Path, root: Path) -> Iterator[Path]:
 
 
 def _repetition(file: Path, *, gestures: int, columns: int) -> Repetition:
+    """Read one file; raise `_Unusable` if its name or content is not in the layout."""
     match = _NAME.fullmatch(file.name)
     if match is None:
         raise _Unusable(f"its name is not {_LAYOUT}")
@@ -194,7 +223,11 @@ def _repetition(file: Path, *, gestures: int, columns: int) -> Repetition:
 
 
 def _frames(file: Path, columns: int) -> torch.Tensor:
-    """Return a file's numbers, all finite, with a fixed number of columns."""
+    """Return a file's coordinates, float32 (frames, columns), all finite.
+
+    Raises:
+        _Unusable: the file has another layout.
+    """
     try:
         lines = [
             line.rstrip(", ")

@@ -1,6 +1,7 @@
-"""Batches that stay on the device.
+"""Batches that stay on the device: no data phase disturbs the measurement (data=synthetic).
 
-They are random, or copies of the same batch at many addresses, to exceed the caches (cache=rotate).
+`Synthetic` has random inputs. `Rotating` has copies of the same batch at many addresses, together
+larger than the device's caches (cache=rotate), so that each call reads its inputs from memory.
 """
 
 from __future__ import annotations
@@ -15,12 +16,18 @@ from perfexp.data import Batches
 from perfexp.errors import UserError
 from perfexp.models import Batch, Session
 
-#: Size of all copies together, relative to the caches.
+#: Size of all copies together, relative to the size of the caches.
 _TIMES_CACHE = 2
 
 
 class Cycled:
-    """Batches on the device, in rotation; constant if they share their inputs."""
+    """Batches on the device, in rotation.
+
+    Args:
+        batches: endless batches.
+        per_epoch: batches in one pass; None for endless data.
+        constant: whether they share their inputs.
+    """
 
     on_device = True
 
@@ -35,9 +42,12 @@ class Cycled:
 
 
 class Rotating(Cycled):
-    """Copies of the same inputs in rotation.
+    """Copies of the same inputs in rotation; `measuring` wraps a point's batches with it.
 
     Together they are larger than `cache_bytes`, so that calls read their inputs from memory.
+
+    Args:
+        cache_bytes: size of the device's caches.
     """
 
     def __init__(self, batches: Batches, session: Session, cache_bytes: int) -> None:
@@ -59,7 +69,10 @@ def _size(inputs: Any) -> int:
 
 
 def on_device(batches: Batches) -> bool:
-    """Return whether all batches are already on the device, or are created there."""
+    """Return whether all batches are already on the device, or are created there.
+
+    Calls with such batches have no data phase.
+    """
     return batches.constant or getattr(batches, "on_device", False)
 
 
@@ -71,9 +84,9 @@ _MOST_SAMPLES = 10**12
 
 
 class Synthetic:
-    """Random inputs with contradicting labels from call to call.
+    """Random inputs, with several sets of random labels for the same inputs in training.
 
-    `num_samples` is the nominal size of an epoch.
+    `num_samples` is the nominal size of an epoch; without it the data is endless.
     """
 
     labelled = False
@@ -98,17 +111,23 @@ class Synthetic:
         training: bool,
         seed: int,
     ) -> AbstractContextManager[Cycled]:
+        """Open endless batches with random inputs; see `perfexp.data.Data`."""
         per_epoch = None if self.num_samples is None else max(1, self.num_samples // batch_size)
         first = session.random_batch(input_size, batch_size, seed)
         seeds = range(seed + 1, seed + (_LABELS if training else 1))
 
         def batches() -> Iterator[Batch]:
+            """Yield the batches in turn, without end; in training with different targets."""
             if first.targets is None:
                 yield first  # the first call may determine the shape of targets
                 first.targets = session.random_targets(input_size, batch_size, seed)
-            others = [session.random_targets(input_size, batch_size, one) for one in seeds]
-            yield from cycle(
-                [first, *(Batch(inputs=first.inputs, targets=targets) for targets in others)]
-            )
+            others = [
+                Batch(
+                    inputs=first.inputs,
+                    targets=session.random_targets(input_size, batch_size, other_seed),
+                )
+                for other_seed in seeds
+            ]
+            yield from cycle([first, *others])
 
         return nullcontext(Cycled(batches(), per_epoch, constant=True))

@@ -1,7 +1,11 @@
 """Devices: interface of a measured device; each kind has its own module.
 
-May import: host, records, statistics.
-Used by: commands, convolution, data, doctor, measuring, models, plan, run, timing, worker.
+A `gpu` node in the configuration opens a `Device`: `cuda`, `cpu`, `mps` or `fake`. It runs calls,
+supplies the clock that times them, and describes itself for the record. A call is a forward pass or
+a training step.
+
+May import: host, records, statistics. Used by: commands, convolution, data, doctor, measuring,
+models, plan, run, timing, worker.
 """
 
 from __future__ import annotations
@@ -60,6 +64,7 @@ class Device(Protocol):
     events mark positions in the queue. The defaults are for a synchronous device without a driver.
 
     Attributes:
+        kind: `cuda`, `cpu`, `mps` or `fake`.
         name: product name from the driver or the operating system.
         identifier: torch's name, for example `cpu` or `cuda:0`; None for a device unknown to torch.
         asynchronous: whether calls return before their work is done.
@@ -98,7 +103,10 @@ class Device(Protocol):
         return
 
     def completing(self, call: Callable[[], object]) -> Callable[[], object]:
-        """Return a call that returns when its work is done. Not for asynchronous devices."""
+        """Return a version of `call` that returns when its work is done, for the host's clock.
+
+        An asynchronous device uses events instead.
+        """
         return call
 
     def new_event(self) -> Event:
@@ -112,10 +120,13 @@ class Device(Protocol):
         return True
 
     def elapsed_seconds(self, start: Event, end: Event) -> float:
-        """Return the device time between two passed events."""
+        """Return the device time from `start` to `end`, two events that the device has passed."""
 
     def hold(self, seconds: float) -> None:
-        """Enqueue a wait of roughly this length, so that later work piles up behind it."""
+        """Enqueue a wait of roughly this length, so that later work piles up behind it.
+
+        The launch queue uses it so that gaps between launches are not measured.
+        """
         return
 
     def waits_inside(self, call: Callable[[], object]) -> bool:
@@ -165,7 +176,7 @@ class Device(Protocol):
         return ()
 
     def load_queries(self) -> Mapping[str, Callable[[], float | None]]:
-        """Return the clock and power queries that answer, by fact.
+        """Return the clock (hertz) and power (watts) queries that answer, by name of the fact.
 
         Another thread calls them while the device is under load.
         """
@@ -175,7 +186,10 @@ class Device(Protocol):
         """Return constant facts as JSON values, for example the driver version."""
 
     def limits(self) -> dict[str, Any]:
-        """Return the facts that determine a product's speed: driver, power limit, clock limits."""
+        """Return the facts that determine a product's speed: driver, power limit, clock limits.
+
+        Two runs on equal GPUs are comparable only if these are equal.
+        """
         return {}
 
     def meters(self) -> DeviceMeters:

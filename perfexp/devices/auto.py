@@ -1,4 +1,8 @@
-"""gpu=auto: the best device on this machine."""
+"""gpu=auto: the best device on this machine.
+
+The worker opens it. The parent process, which never imports torch, predicts its name and energy
+meters for the plan.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,8 @@ def open_device(*, index: int = 0, **_: Any) -> Device:
 def predicted_name(index: int = 0) -> str | None:
     """Predict the name of the GPU that `open_device` will return, or `cpu`; None if unknown.
 
-    The prediction uses the driver and torch's version file, but neither torch nor the device.
+    The prediction uses the driver and torch's version file, but neither torch nor the device. AMD
+    GPUs are unknown.
     """
     built = _built_for()
     if built is None or "hip" in built:
@@ -53,20 +58,22 @@ def predicted_name(index: int = 0) -> str | None:
         names = []
     if names is None or index >= max(len(names), 1):
         return None
-    if not names:
-        return "cpu"
-    return names[index]
+    return names[index] if names else "cpu"
 
 
 def predicted_meters(name: str, indices: Iterable[int]) -> DeviceMeters | None:
     """Predict a run's energy meters without torch or the device; None if unknown.
+
+    A dry run reports with it why energy would be missing.
 
     Args:
         name: option in the group `gpu`.
         indices: CUDA devices for the run.
     """
     numbers = list(indices)
-    if "cpu" in (name, predicted_name(numbers[0]) if name == "auto" else None):
+    if name == "auto":
+        name = predicted_name(numbers[0]) or ""
+    if name == "cpu":
         return rapl.find()
     try:
         boards = nvml.visible_boards() or []
@@ -76,10 +83,15 @@ def predicted_meters(name: str, indices: Iterable[int]) -> DeviceMeters | None:
 
 
 def _built_for() -> set[str] | None:
-    """Return torch's build targets among `cuda` and `hip`; None if unknown."""
+    """Return torch's build targets among `cuda` and `hip`; None without torch.
+
+    The set is empty for a build that supports CPUs only.
+    """
     spec = importlib.util.find_spec("torch")
+    if spec is None:
+        return None
     try:
-        text = (Path(spec.origin or "").parent / "version.py").read_text() if spec else ""
+        text = (Path(spec.origin or "").parent / "version.py").read_text()
     except OSError:
         return None
     if not text:

@@ -30,6 +30,8 @@ _UNKNOWN_CACHE_BYTES = 64 * 2**20
 
 
 class _Stamp:
+    """An event: the host's clock when it was recorded."""
+
     nanoseconds: int = 0
 
 
@@ -49,17 +51,21 @@ class CpuDevice(Device):
         self._flushed: NDArray[np.float64] | None = None
 
     def new_event(self) -> Event:
+        """Return an event without a time."""
         return _Stamp()
 
     def record(self, event: Event) -> None:
+        """Set the event's time to now."""
         assert isinstance(event, _Stamp)
         event.nanoseconds = self.now_ns()
 
     def elapsed_seconds(self, start: Event, end: Event) -> float:
+        """Return the host time between two recorded events."""
         assert isinstance(start, _Stamp) and isinstance(end, _Stamp)
         return (end.nanoseconds - start.nanoseconds) * 1e-9
 
     def flush_cache(self) -> None:
+        """Write an array of twice the largest cache's size."""
         if self._flushed is None:
             self._flushed = np.ones(_FLUSH_FACTOR * self.cache_bytes // 8)
         self._flushed += 1.0
@@ -84,10 +90,11 @@ class CpuDevice(Device):
         return [Metric.of(PEAK_MEMORY, _peak_resident_bytes() - own)]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether an exception means that the host ran out of memory."""
         return is_out_of_host_memory(error)
 
     def state(self) -> dict[str, Any]:
-        """Return the load average and the current CPU frequency."""
+        """Return the load average over a minute and the current frequency in hertz."""
         load, frequency = psutil.getloadavg()[0], psutil.cpu_freq()
         return {
             "load_average_1min": round(load, 2),
@@ -95,19 +102,20 @@ class CpuDevice(Device):
         }
 
     def facts(self) -> dict[str, Any]:
+        """Return constant facts as JSON values; None for what the system does not report."""
+        has_affinity = hasattr(psutil.Process, "cpu_affinity")  # not on macOS
         return {
             "kind": self.kind,
             "name": self.name,
             "cores": psutil.cpu_count(logical=False),
             "logical_cores": psutil.cpu_count(),
-            "usable_cores": len(psutil.Process().cpu_affinity())
-            if hasattr(psutil.Process, "cpu_affinity")
-            else None,
+            "usable_cores": len(psutil.Process().cpu_affinity()) if has_affinity else None,
             "memory_bytes": psutil.virtual_memory().total,
             "event_tick_seconds": self.event_tick_seconds,
         }
 
     def meters(self) -> DeviceMeters:
+        """Return meters for the CPU's packages and memory, or the reason for having none."""
         return rapl.find()
 
 
@@ -123,6 +131,7 @@ def processor_name() -> str:
 
 
 def _last_level_bytes() -> int:
+    """Return the size of the largest cache, or 64 MiB if Linux does not report it."""
     paths = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
     sizes = [int(_search(r"^(\d+)K$", path) or 0) for path in paths]
     return max(sizes, default=0) * 1024 or _UNKNOWN_CACHE_BYTES
@@ -131,7 +140,7 @@ def _last_level_bytes() -> int:
 def _peak_resident_bytes() -> int:
     """Return peak resident memory: since the last reset on Linux, elsewhere since process start.
 
-    Library pages that a forked process uses after its server count twice: 3 % of 468 MiB for
+    Library pages that a forked process uses after its fork server count twice: 3 % of 468 MiB for
     resnet18.
     """
     if kibibytes := _search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status")):

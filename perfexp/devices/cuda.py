@@ -1,4 +1,8 @@
-"""CUDA devices: NVIDIA GPUs and, through the same torch interface, AMD GPUs."""
+"""CUDA devices: NVIDIA GPUs and, through the same torch interface, AMD GPUs.
+
+Driver facts come from NVML, times from CUDA events. Clock frequencies come from a calibration
+kernel, which spins for a given number of cycles.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +36,13 @@ _OUT_OF_MEMORY = re.compile(
 #: Bytes to write to evict everything else, relative to the second-level cache.
 _FLUSH_FACTOR = 2
 #: Cycles of the calibration kernel, enough to make its time proportional to them.
-_CANARY_CYCLES = 20_000_000
+_CALIBRATION_CYCLES = 20_000_000
 #: Cycles of a clock reading between timed blocks: 0.2 ms at 2 GHz.
 _READING_CYCLES = 400_000
 #: Comparisons between a reading and the long kernel, to derive the reading's constant offset.
 _OFFSET_ROUNDS = 3
 #: Maximum wait for previous users of the device, and the interval between checks.
-_SETTLING_SECONDS, _LOOK_SECONDS = 5.0, 0.1
+_SETTLING_SECONDS, _CHECK_SECONDS = 5.0, 0.1
 
 #: A kernel that spins for a given number of cycles.
 _spin: Callable[[int], None] = torch.cuda._sleep
@@ -67,16 +71,17 @@ class CudaDevice(Device):
         self._flushed: torch.Tensor | None = None
 
     def settle(self) -> None:
-        """See `Device`.
+        """Wait up to 5 s until previous users of the GPU are gone.
 
         After a process ends, its memory stays in use until the driver has cleaned up. The driver's
         utilization lags by up to a second (nvml.h, `nvmlUtilization_t`).
         """
         deadline = time.monotonic() + _SETTLING_SECONDS
         while self._board and is_used(self._board.state()) and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_CHECK_SECONDS)
 
     def start(self) -> None:
+        """Create this process's CUDA context, after noting the board's earlier memory use."""
         if self._board:  # before this process has a context, all visible users are others
             self._used_before_bytes = self._board.used_bytes()
             self._state_before = self._board.state()
@@ -84,29 +89,39 @@ class CudaDevice(Device):
         torch.cuda.synchronize()
 
     def synchronize(self) -> None:
+        """Wait until all work in this process's queue is done."""
         torch.cuda.synchronize()
 
     def new_event(self) -> Event:
-        """See `Device`; torch creates an event at its first recording."""
+        """Return an event that was recorded once, because torch creates it only then."""
         event: Event = torch.cuda.Event(enable_timing=True)
         self.record(event)
         return event
 
     def record(self, event: Event) -> None:
+        """Append the event to the current stream."""
         event.record()  # type: ignore[attr-defined]
 
     def passed(self, event: Event) -> bool:
+        """Return whether the device has passed the event, without waiting."""
         return bool(event.query())  # type: ignore[attr-defined]
 
     def elapsed_seconds(self, start: Event, end: Event) -> float:
-        """See `Device`; torch returns milliseconds in single precision."""
+        """Return the device time between two events.
+
+        Torch returns milliseconds in single precision.
+        """
         return float(start.elapsed_time(end)) * 1e-3  # type: ignore[attr-defined]
 
     def hold(self, seconds: float) -> None:
+        """Enqueue a spin of roughly this length."""
         _spin(int(seconds * self._cycles_per_second))
 
     def waits_inside(self, call: Callable[[], object]) -> bool:
-        """See `Device`; torch raises an error if an operation would synchronize."""
+        """Run a call and return whether it synchronizes; torch raises an error where it would.
+
+        A call that synchronizes cannot be captured or queued ahead.
+        """
         torch.cuda.set_sync_debug_mode("error")
         try:
             call()
@@ -120,6 +135,7 @@ class CudaDevice(Device):
         return False
 
     def flush_cache(self) -> None:
+        """Enqueue writes to twice the second-level cache's size."""
         if self._flushed is None:
             self._flushed = torch.empty(
                 _FLUSH_FACTOR * self.cache_bytes, dtype=torch.uint8, device=self.identifier
@@ -127,7 +143,10 @@ class CudaDevice(Device):
         self._flushed.zero_()
 
     def is_lost(self) -> bool:
-        """See `Device`; after an illegal access every CUDA call fails."""
+        """Return whether CUDA calls fail in this process, as all do after an illegal access.
+
+        The worker checks this after an error; a lost device needs a new process.
+        """
         try:
             torch.cuda.synchronize()
             torch.ones(1, device=self.identifier).add_(1).item()
@@ -136,6 +155,13 @@ class CudaDevice(Device):
         return False
 
     def reset_peak_memory(self, *, give_back: bool = True) -> None:
+        """Reset torch's memory peaks, after the queue is empty.
+
+        Each point starts with it.
+
+        Args:
+            give_back: whether to return unused memory to the driver first.
+        """
         torch.cuda.synchronize()
         if give_back:
             self._flushed = None
@@ -145,9 +171,13 @@ class CudaDevice(Device):
         torch.cuda.reset_peak_memory_stats()
 
     def memory(self) -> list[Metric]:
-        """Return torch's allocator peaks and board memory growth since before the context."""
+        """Return torch's allocator peaks, and the board's memory growth, in bytes.
+
+        The growth since before the context includes libraries that bypass torch's allocator.
+        """
+        # the array that flushes the cache is not the model's
         own = self._flushed.nbytes if self._flushed is not None else 0
-        device, reason = self._more_in_use()
+        device, reason = self._added_board_bytes()
         device = None if device is None else device - own
         return [
             Metric.of(PEAK_MEMORY, torch.cuda.max_memory_allocated() - own),
@@ -156,35 +186,33 @@ class CudaDevice(Device):
         ]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        of_device = isinstance(error, torch.OutOfMemoryError) or bool(
-            _OUT_OF_MEMORY.search(str(error))
-        )
-        return of_device or is_out_of_host_memory(error)
+        """Return whether an exception means that the GPU or the host ran out of memory."""
+        if isinstance(error, torch.OutOfMemoryError) or _OUT_OF_MEMORY.search(str(error)):
+            return True
+        return is_out_of_host_memory(error)
 
     def state(self) -> dict[str, Any]:
         """Return the driver's state and the clock frequency measured by the calibration kernel."""
-        return {
-            "canary_hertz": self._measure_spin(),
-            **(self._board.state() if self._board else {}),
-        }
+        board = self._board.state() if self._board else {}
+        return {"canary_hertz": self._measure_spin(), **board}
 
     def conditions(self) -> Conditions:
-        if self._board:
-            return self._board.conditions()
-        return Conditions()
+        """Return throttling and temperature from the driver; all None without NVML."""
+        return self._board.conditions() if self._board else Conditions()
 
     def clock_readings(self) -> tuple[float, ...]:
+        """Return two clock readings, hertz, each from a spin of 0.2 ms."""
         spins = self._time_spins(_READING_CYCLES, _READING_CYCLES)
         return tuple(
             _READING_CYCLES / (seconds - self._reading_offset_seconds) for seconds in spins
         )
 
     def load_queries(self) -> Mapping[str, Callable[[], float | None]]:
-        if not self._board:
-            return {}
-        return self._board.load_queries()
+        """Return the driver's clock and power queries by fact; empty without NVML."""
+        return self._board.load_queries() if self._board else {}
 
     def facts(self) -> dict[str, Any]:
+        """Return constant facts as JSON values, with the driver's facts if NVML answers."""
         properties = self._properties
         return {
             "kind": self.kind,
@@ -204,12 +232,11 @@ class CudaDevice(Device):
         }
 
     def limits(self) -> dict[str, Any]:
-        if not self._board:
-            return {}
-        return self._board.limits()
+        """Return the driver's facts that determine the speed; empty without NVML."""
+        return self._board.limits() if self._board else {}
 
     def meters(self) -> DeviceMeters:
-        """See `Device`. Meters are found by UUID (NVIDIA) or bus id (AMD).
+        """Return the board's energy meter, found by UUID (NVIDIA) or bus id (AMD).
 
         Indices do not work, since torch and the driver number devices differently.
         """
@@ -218,47 +245,47 @@ class CudaDevice(Device):
         domain, bus, slot = (
             getattr(self._properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")
         )
-        return amdsmi.find(
-            f"{domain:04x}:{bus:02x}:{slot:02x}.0" if min(domain, bus, slot) >= 0 else None
-        )
+        if min(domain, bus, slot) < 0:
+            return amdsmi.find(None)
+        return amdsmi.find(f"{domain:04x}:{bus:02x}:{slot:02x}.0")
 
     def doubts(self) -> list[Diagnostic]:
+        """Return a diagnostic if others used the GPU before the first measurement.
+
+        `start` has noted the board's state.
+        """
         if not is_used(self._state_before):
             return []
-        evidence = (
-            f"{self.name} before the first measurement: {', '.join(neighbours(self._state_before))}"
-        )
+        others = ", ".join(neighbours(self._state_before))
+        evidence = f"{self.name} before the first measurement: {others}"
         return [diagnostics.make("shared_device", evidence=evidence)]
 
-    def _more_in_use(self) -> tuple[int | None, str | None]:
-        """Return the increase in board memory since before the context, in bytes.
+    def _added_board_bytes(self) -> tuple[int | None, str | None]:
+        """Return the increase in board memory since before this process's context, in bytes.
 
-        None and a reason if it is unknown.
+        None and a reason if it is unknown. It includes libraries that bypass torch's allocator.
         """
         used = self._board.used_bytes() if self._board else None
         if used is None or self._used_before_bytes is None:
             return None, self._no_board or "the driver does not report the memory in use"
         more = used - self._used_before_bytes
         if more < torch.cuda.memory_reserved():
-            return (
-                None,
-                "another process freed memory of the board during the measurement, which hides the "
-                "increase",
-            )
+            reason = "another process freed memory of the board during the measurement"
+            return None, f"{reason}, which hides the increase"
         return more, None
 
     def _measure_spin(self) -> float:
         """Return the spin kernel's cycles per second: the multiprocessor clock under light load."""
-        return _CANARY_CYCLES / self._time_spins(_CANARY_CYCLES)[0]
+        return _CALIBRATION_CYCLES / self._time_spins(_CALIBRATION_CYCLES)[0]
 
     _cycles_per_second = cached_property(_measure_spin)
 
     def _time_spins(self, *cycles: int) -> list[float]:
-        """Return the seconds of successive spins.
+        """Return the device seconds of one spin for each number of cycles, one after the other.
 
         A leading spin wakes the device and gives the host time to enqueue the others.
         """
-        marks = self._marks[: len(cycles) + 1]
+        marks = self._spin_events[: len(cycles) + 1]
         _spin(cycles[0])
         self.record(marks[0])
         for count, mark in zip(cycles, marks[1:], strict=True):
@@ -268,7 +295,7 @@ class CudaDevice(Device):
         return [self.elapsed_seconds(*pair) for pair in pairwise(marks)]
 
     @cached_property
-    def _marks(self) -> list[Event]:
+    def _spin_events(self) -> list[Event]:
         """Return the spins' events, created once because the device cools during creation."""
         return [self.new_event() for _ in range(3)]
 
@@ -276,20 +303,27 @@ class CudaDevice(Device):
     def _reading_offset_seconds(self) -> float:
         """Return the part of a short spin's time that is not proportional to its cycles.
 
-        It comes from launching the kernel and reading the clock.
+        It comes from launching the kernel and reading the clock. The difference between a long and
+        a short spin is free of it.
         """
-        pairs = [self._time_spins(_CANARY_CYCLES, _READING_CYCLES) for _ in range(_OFFSET_ROUNDS)]
-        share = _READING_CYCLES / (_CANARY_CYCLES - _READING_CYCLES)
+        pairs = [
+            self._time_spins(_CALIBRATION_CYCLES, _READING_CYCLES) for _ in range(_OFFSET_ROUNDS)
+        ]
+        share = _READING_CYCLES / (_CALIBRATION_CYCLES - _READING_CYCLES)
         return statistics.median(short - share * (long - short) for long, short in pairs)
 
     @cached_property
     def record_seconds(self) -> float:  # type: ignore[override]
-        """See `Device`; compares spins with an event after each and spins without events."""
+        """Return the device time for recording an event, the median of five comparisons.
+
+        Spins with an event after each take longer than spins without.
+        """
         repeats, held_seconds = 100, 0.005
         events = [self.new_event() for _ in range(repeats)]
         start, end = self.new_event(), self.new_event()
 
-        def spins(marks: list[Event]) -> float:
+        def time_spins(marks: list[Event]) -> float:
+            """Return the device seconds of all spins, with an event after each given `marks`."""
             torch.cuda.synchronize()
             self.hold(held_seconds)
             self.record(start)
@@ -301,12 +335,15 @@ class CudaDevice(Device):
             torch.cuda.synchronize()
             return self.elapsed_seconds(start, end)
 
-        pairs = [(spins(events), spins([])) for _ in range(5)]
+        pairs = [(time_spins(events), time_spins([])) for _ in range(5)]
         return max(0.0, statistics.median((marked - bare) / repeats for marked, bare in pairs))
 
     @cached_property
     def event_tick_seconds(self) -> float:  # type: ignore[override]
-        """See `Device`; the smallest observed difference between two event clock times."""
+        """Return the smallest observed difference between two event clock times, in seconds.
+
+        Spins of slightly different lengths make all differences likely.
+        """
         repeats = 300
         events = [self.new_event() for _ in range(repeats + 1)]
         torch.cuda.synchronize()
@@ -329,18 +366,19 @@ def open_device(
     facts: dict[str, Any] | None = None,
     **_: Any,
 ) -> CudaDevice:
-    """Return the device described by a file in the gpu group.
+    """Return the device described by a file in the gpu group, such as `conf/gpu/h100.yaml`.
 
     Args:
-        match: regular expression for the driver's product name.
+        name: option in the gpu group, for messages.
+        match: regular expression for the driver's product name; None accepts every CUDA device.
+        index: torch's number of the device.
+        facts: the file's data sheet; `product` names the device in messages.
 
     Raises:
         DeviceMismatch: the machine does not have the device.
     """
-    device_name = torch.cuda.get_device_name(index) if is_available(index) else None
-    if device_name is None or (
-        match is not None and not re.search(match, device_name, re.IGNORECASE)
-    ):
+    device_name = torch.cuda.get_device_name(index) if is_available(index) else ""
+    if not (device_name and re.search(match or "", device_name, re.IGNORECASE)):
         here = device_name or f"{processor_name()}, with {torch.cuda.device_count()} CUDA devices"
         wanted = (facts or {}).get("product") or "a CUDA device"
         raise DeviceMismatch(

@@ -1,4 +1,8 @@
-"""A lock that allows one measurement at a time on a device, among a user's processes."""
+"""A lock that allows one measurement at a time on a device, among a user's processes.
+
+The worker holds it while it measures. It is an `flock` on a file in the machine's lock folder,
+named by the device.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +54,7 @@ def held(
 def holder(name: str) -> str | None:
     """Return the owner of a device lock, None if it is free.
 
-    Raises `UserError` if locks are impossible here.
+    Raises `UserError` if locks are impossible here. `perfexp doctor` shows it.
     """
     if not lock_path(name).exists():
         return None
@@ -61,4 +65,5 @@ def holder(name: str) -> str | None:
 
 
 def _owner(descriptor: int) -> str:
+    """Return the lock owner's signature, such as what it measures, for a message."""
     return locks.owner_of(descriptor) or "another process measures"

@@ -33,9 +33,12 @@ class MpsDevice(CpuDevice):
         self._evicting: torch.Tensor | None = None
 
     def synchronize(self) -> None:
+        """Wait until the queue is empty."""
         torch.mps.synchronize()
 
     def completing(self, call: Callable[[], object]) -> Callable[[], object]:
+        """Return a version of `call` that synchronizes at its end."""
+
         def completed() -> None:
             call()
             torch.mps.synchronize()
@@ -43,10 +46,12 @@ class MpsDevice(CpuDevice):
         return completed
 
     def record(self, event: Event) -> None:
+        """Wait for the queue, then set the event's time to now."""
         self.synchronize()
         super().record(event)
 
     def flush_cache(self) -> None:
+        """Enqueue writes to twice the largest cache's size."""
         if self._evicting is None:
             self._evicting = torch.ones(2 * self.cache_bytes // 4, device=self.identifier)
         self._evicting += 1.0
@@ -63,21 +68,22 @@ class MpsDevice(CpuDevice):
         torch.mps.empty_cache()
 
     def memory(self) -> list[Metric]:
+        """Return the memory that torch has allocated now, instead of a peak."""
         own = self._evicting.nbytes if self._evicting is not None else 0
         return [Metric.of(PEAK_MEMORY, torch.mps.driver_allocated_memory() - own)]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
+        """Return whether the GPU or the host ran out of memory."""
         return "MPS backend out of memory" in str(error) or super().is_out_of_memory(error)
 
     def meters(self) -> DeviceMeters:
+        """Return no meters, with the reason."""
         return none_because("Apple's GPU has none that perfexp reads")
 
     def doubts(self) -> list[Diagnostic]:
-        return [
-            diagnostics.make(
-                "untested", what=f"{self.name}; each call waits for it, and has no device time"
-            )
-        ]
+        """Return the diagnostic that this device is untested and has no clock of its own."""
+        what = f"{self.name}; each call waits for it, and has no device time"
+        return [diagnostics.make("untested", what=what)]
 
 
 def open_device(**_: Any) -> MpsDevice:

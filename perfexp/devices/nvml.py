@@ -1,10 +1,14 @@
-"""NVIDIA board state from NVML. An unanswered query gives None."""
+"""NVIDIA board state from NVML, the driver's management library. An unanswered query gives None.
+
+A board is a whole GPU. These queries need no CUDA context, so the parent process can use them, too.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +36,14 @@ _POLICIES = {
 }
 #: Facts that affect speed and differ between equal boards or from day to day.
 _LIMITS = (
-    *(
-        "driver",
-        "power_limit_watts",
-        "max_sm_clock_hertz",
-        "max_memory_clock_hertz",
-        "application_clock_hertz",
-    ),
-    *("auto_boost", "ecc", "mig"),
+    "driver",
+    "power_limit_watts",
+    "max_sm_clock_hertz",
+    "max_memory_clock_hertz",
+    "application_clock_hertz",
+    "auto_boost",
+    "ecc",
+    "mig",
 )
 #: Maximum utilization of an unused board, percent.
 _BUSY_PERCENT = 5
@@ -54,32 +58,32 @@ class Board:
         self._handle = self._nvml.nvmlDeviceGetHandleByUUID(f"GPU-{bare}")
 
     def facts(self) -> dict[str, Any]:
-        """Return constant facts, in watts, hertz and bytes."""
-        nvml, ask = self._nvml, self._ask
+        """Return constant facts, in watts, hertz and bytes, as JSON values for the record."""
+        nvml, query = self._nvml, self._query
         clocks = [
-            ask(f"{kind}Clock", nvml.NVML_CLOCK_SM, unit=1e6)
+            query(f"{kind}Clock", nvml.NVML_CLOCK_SM, unit=1e6)
             for kind in ("Applications", "DefaultApplications")
         ]
         is_changed = None
         if None not in clocks:
             is_changed = clocks[0] != clocks[1]
-        persistence = ask("PersistenceMode")
+        persistence = query("PersistenceMode")
         return {
             "driver": answer(nvml, nvml.nvmlSystemGetDriverVersion),
-            "power_limit_watts": ask("EnforcedPowerLimit", unit=1e-3),
-            "max_sm_clock_hertz": ask("MaxClockInfo", nvml.NVML_CLOCK_SM, unit=1e6),
-            "max_memory_clock_hertz": ask("MaxClockInfo", nvml.NVML_CLOCK_MEM, unit=1e6),
+            "power_limit_watts": query("EnforcedPowerLimit", unit=1e-3),
+            "max_sm_clock_hertz": query("MaxClockInfo", nvml.NVML_CLOCK_SM, unit=1e6),
+            "max_memory_clock_hertz": query("MaxClockInfo", nvml.NVML_CLOCK_MEM, unit=1e6),
             "application_clock_hertz": clocks[0],
             # the driver does not report the limits of nvidia-smi --lock-gpu-clocks
             "application_clock_changed": is_changed,
-            "auto_boost": _flag(ask("AutoBoostedClocksEnabled")),
+            "auto_boost": _flag(query("AutoBoostedClocksEnabled")),
             "persistence": None if persistence is None else bool(persistence),
-            "vbios": ask("VbiosVersion"),
-            "numa_node": _numa_node(getattr(ask("PciInfo"), "busId", None)),
-            "ecc": _flag(ask("EccMode")),
-            "mig": _flag(ask("MigMode")),
-            "pcie_generation": ask("CurrPcieLinkGeneration"),
-            "pcie_width": ask("CurrPcieLinkWidth"),
+            "vbios": query("VbiosVersion"),
+            "numa_node": _numa_node(getattr(query("PciInfo"), "busId", None)),
+            "ecc": _flag(query("EccMode")),
+            "mig": _flag(query("MigMode")),
+            "pcie_generation": query("CurrPcieLinkGeneration"),
+            "pcie_width": query("CurrPcieLinkWidth"),
         }
 
     def limits(self) -> dict[str, Any]:
@@ -92,16 +96,16 @@ class Board:
 
         Processes are counted if they have a context on the board.
         """
-        nvml, ask = self._nvml, self._ask
-        processes = ask("ComputeRunningProcesses")
+        nvml, query = self._nvml, self._query
+        processes = query("ComputeRunningProcesses")
         return {
-            "sm_clock_hertz": ask("ClockInfo", nvml.NVML_CLOCK_SM, unit=1e6),
-            "memory_clock_hertz": ask("ClockInfo", nvml.NVML_CLOCK_MEM, unit=1e6),
-            "temperature_celsius": ask("Temperature", nvml.NVML_TEMPERATURE_GPU),
-            "power_watts": ask("PowerUsage", unit=1e-3),
+            "sm_clock_hertz": query("ClockInfo", nvml.NVML_CLOCK_SM, unit=1e6),
+            "memory_clock_hertz": query("ClockInfo", nvml.NVML_CLOCK_MEM, unit=1e6),
+            "temperature_celsius": query("Temperature", nvml.NVML_TEMPERATURE_GPU),
+            "power_watts": query("PowerUsage", unit=1e-3),
             "throttling": self._throttling(),
             "processes": None if processes is None else len(processes),
-            "utilization_percent": getattr(ask("UtilizationRates"), "gpu", None),
+            "utilization_percent": getattr(query("UtilizationRates"), "gpu", None),
         }
 
     def conditions(self) -> Conditions:
@@ -110,50 +114,49 @@ class Board:
         A board without counters reports its current throttle reasons.
         """
         nvml = self._nvml
-        policies = {
-            name: getattr(nvml, f"NVML_PERF_POLICY_{policy}") for policy, name in _POLICIES.items()
-        }
-        answers = {name: self._ask("ViolationStatus", policy) for name, policy in policies.items()}
-        counted = {
-            name: int(status.violationTime)
-            for name, status in answers.items()
-            if status is not None
-        }
-        reasons = None if counted else self._throttling()
-        return Conditions(
-            counted or None, reasons, self._ask("Temperature", nvml.NVML_TEMPERATURE_GPU)
-        )
+        throttled_ns = {}
+        for policy, name in _POLICIES.items():
+            status = self._query("ViolationStatus", getattr(nvml, f"NVML_PERF_POLICY_{policy}"))
+            if status is not None:
+                throttled_ns[name] = int(status.violationTime)
+        reasons = None if throttled_ns else self._throttling()
+        temperature = self._query("Temperature", nvml.NVML_TEMPERATURE_GPU)
+        return Conditions(throttled_ns or None, reasons, temperature)
 
     def load_queries(self) -> dict[str, Callable[[], float | None]]:
-        """See `Device`.
+        """Return queries for the clock (hertz) and the power (watts) that this board answers.
 
-        Power averaged over a second is left out, because it contains other work.
+        Power averaged over a second is left out, because it contains earlier work.
         """
         meter = NvmlMeter(self._nvml, self._handle, "")
-        queries: dict[str, Callable[[], float | None]] = {
-            "loaded_sm_clock_hertz": lambda: self._ask(
-                "ClockInfo", self._nvml.NVML_CLOCK_SM, unit=1e6
-            )
-        }
+        clock = partial(self._query, "ClockInfo", self._nvml.NVML_CLOCK_SM, unit=1e6)
+        queries: dict[str, Callable[[], float | None]] = {"loaded_sm_clock_hertz": clock}
         if meter.power_kind is PowerKind.instantaneous:
             queries["loaded_power_watts"] = lambda: meter.power_watts().value
         return {name: query for name, query in queries.items() if query() is not None}
 
     def _throttling(self) -> list[str] | None:
-        reasons = self._ask("CurrentClocksThrottleReasons")
+        """Return the names of the current throttle reasons.
+
+        None if the driver does not report them.
+        """
+        reasons = self._query("CurrentClocksThrottleReasons")
         if reasons is None:
             return None
         return [name for bit, name in _THROTTLES.items() if reasons & bit]
 
     def used_bytes(self) -> int | None:
         """Return board memory in use by any process."""
-        memory = self._ask("MemoryInfo")
-        if memory is None:
-            return None
-        return int(memory.used)
+        memory = self._query("MemoryInfo")
+        return None if memory is None else int(memory.used)
 
-    def _ask(self, subject: str, *arguments: Any, unit: float | None = None) -> Any:
-        """Return the answer about a subject, multiplied by its unit if there is one."""
+    def _query(self, subject: str, *arguments: Any, unit: float | None = None) -> Any:
+        """Return NVML's answer about a subject, multiplied by `unit` to get SI units.
+
+        Args:
+            subject: end of the function's name, for example `PowerUsage` for
+                `nvmlDeviceGetPowerUsage`.
+        """
         value = answer(
             self._nvml, getattr(self._nvml, f"nvmlDeviceGet{subject}"), self._handle, *arguments
         )
@@ -163,12 +166,19 @@ class Board:
 
 
 def is_used(state: Mapping[str, Any]) -> bool:
-    """Return whether others use the board in a `Board.state` from before this process's context."""
+    """Return whether others use the board in a `Board.state` from before this process's context.
+
+    Some drivers hide other processes; a utilization above 5 % shows them.
+    """
     return bool(state.get("processes")) or (state.get("utilization_percent") or 0) > _BUSY_PERCENT
 
 
 def neighbours(state: Mapping[str, Any]) -> list[str]:
-    """Describe other users of the board in a `Board.state` from before this process's context."""
+    """Describe other users of the board, for example "2 other processes", "30 % busy".
+
+    Args:
+        state: `Board.state` from before this process's context.
+    """
     others, busy = state.get("processes"), state.get("utilization_percent")
     words = []
     if others is not None:
@@ -180,7 +190,7 @@ def neighbours(state: Mapping[str, Any]) -> list[str]:
 
 
 def find_board(uuid: str) -> tuple[Board | None, str]:
-    """Return the board with a torch UUID, or None and the reason."""
+    """Return the board with a torch UUID, or None and the reason, such as a missing package."""
     try:
         return Board(uuid), ""
     except ImportError:
@@ -190,7 +200,7 @@ def find_board(uuid: str) -> tuple[Board | None, str]:
 
 
 def all_boards() -> dict[str, Any]:
-    """Return all boards that the driver reports, even if torch cannot use them.
+    """Return all boards with facts and state, even if torch cannot use them, for `perfexp doctor`.
 
     Raises the same errors as `initialized`.
     """
@@ -203,14 +213,13 @@ def all_boards() -> dict[str, Any]:
 def places() -> list[tuple[str, str]]:
     """Return each board's UUID and PCI address, as Linux writes it, in driver order.
 
-    Empty without a driver.
+    The local job queue finds the CPU cores near a board this way. Empty without a driver.
     """
     try:
         nvml = initialized()
-        handles = list(map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())))
         pairs = [
             (nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetPciInfo(handle).busId)
-            for handle in handles
+            for handle in _handles(nvml)
         ]
     except Exception:  # no library, no driver
         return []
@@ -221,15 +230,14 @@ def places() -> list[tuple[str, str]]:
 def visible_names() -> list[str] | None:
     """Return the names of `visible_boards`; None if only CUDA can know them."""
     boards = visible_boards()
-    if boards is None:
-        return None
-    return [own["name"] for own in boards]
+    return None if boards is None else [own["name"] for own in boards]
 
 
 def visible_boards() -> list[dict[str, str]] | None:
     """Return `uuid` and `name` of the boards visible to this process, in CUDA's order.
 
-    None if only CUDA can know. Raises the same errors as `initialized`.
+    None if only CUDA can know. Raises the same errors as `initialized`. Predictions for `gpu=auto`
+    use them before torch is imported.
     """
     identities = _identities()
     uuids = [own["uuid"] for own in identities]
@@ -241,31 +249,41 @@ def visible_boards() -> list[dict[str, str]] | None:
     visible: list[dict[str, str]] = []
     for text in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(uuids)).split(","):
         word = text.strip()
-        named = [own for number, own in enumerate(identities) if word == str(number)]
-        named += [own for own in identities if word and own["uuid"].startswith(word)]
-        if len(named) != 1:  # CUDA ignores all later entries
+        matching = [own for number, own in enumerate(identities) if word == str(number)]
+        matching += [own for own in identities if word and own["uuid"].startswith(word)]
+        if len(matching) != 1:  # CUDA ignores all later entries
             break
-        visible += named
+        visible += matching
     return visible
 
 
 def _identities() -> list[dict[str, str]]:
+    """Return each board's `uuid` and `name`, in driver order."""
     nvml = initialized()
-    handles = list(map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())))
     return [
         {"uuid": nvml.nvmlDeviceGetUUID(handle), "name": nvml.nvmlDeviceGetName(handle)}
-        for handle in handles
+        for handle in _handles(nvml)
     ]
 
 
+def _handles(nvml: Any) -> list[Any]:
+    """Return NVML's handles for all boards, in driver order."""
+    return list(map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount())))
+
+
 def _numa_node(bus_id: str | bytes | None, root: Path = Path("/sys/bus/pci/devices")) -> int | None:
-    """Return the NUMA node for NVML's bus id (`00000000:1B:00.0`); None if Linux reports none."""
+    """Return the NUMA node, the part of the host's memory that is near the board.
+
+    None if Linux reports none.
+
+    Args:
+        bus_id: NVML's bus id, for example `00000000:1B:00.0`.
+    """
     name = bus_id.decode() if isinstance(bus_id, bytes) else bus_id or ""
     with suppress(OSError, ValueError):  # Linux writes the domain with four digits
         node = int((root / name[-12:].lower() / "numa_node").read_text())
-        if node >= 0:
+        if node >= 0:  # -1 means unknown
             return node
-        return None
     return None
 
 

@@ -1,4 +1,8 @@
-"""Detection of torch's build and this machine's usable devices."""
+"""Detect torch's build and this machine's usable devices, and try their clocks and energy meters.
+
+The functions run in a worker, by name (`worker.answers`), since they import torch and use the
+device. Each returns one part of the doctor's survey, as JSON values.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from perfexp.devices.nvml import find_board
 from perfexp.doctor.meter_selftest import try_meters
 from perfexp.errors import UserError
 
-#: Load duration for reading the driver's clock.
+#: Duration of the load under which the driver's clock is read.
 _BUSY_SECONDS = 0.2
 
 
@@ -30,7 +34,7 @@ def torch_build() -> dict[str, Any]:
 
 
 def cuda_devices() -> dict[str, Any]:
-    """Return all devices with a torch name `cuda:N`, or torch's reason for none.
+    """Return all devices with a torch name `cuda:N`, or torch's `reason` for having none.
 
     They are NVIDIA devices or, with a ROCm build, AMD devices.
     """
@@ -56,9 +60,11 @@ def apple_gpu() -> dict[str, Any]:
 
 
 def try_clocks(index: int) -> dict[str, Any]:
-    """Return event tick and cost, and the calibration kernel's clock.
+    """Return how precisely a CUDA device measures time, and its clock under load.
 
-    `not_tried` is returned while another process measures.
+    These are the event tick and the cost of recording an event, in seconds; the clock that a
+    calibration kernel measures, in Hz; and the driver's state while the device is busy. Instead,
+    `not_tried` has the reason if torch has no such device or another process measures on it.
     """
     if not cuda.is_available(index):
         return {"not_tried": f"torch has no cuda:{index}"}
@@ -81,10 +87,14 @@ def try_clocks(index: int) -> dict[str, Any]:
 
 
 def try_energy(index: int | None) -> dict[str, Any]:
-    """Return a self-test of idle energy meters, on a CUDA device or else the CPU.
+    """Return a self-test of idle energy meters; see `meter_selftest.try_meters`.
 
-    See `meter_selftest.try_meters`.
+    The survey for `perfexp doctor` calls it.
+
+    Args:
+        index: number of the CUDA device; None, or a number that does not exist, tests the CPU's
+            meters.
     """
-    here = index is not None and cuda.is_available(index)
-    device = cuda.CudaDevice(index=index or 0) if here else CpuDevice()
-    return try_meters(device.meters())
+    if index is not None and cuda.is_available(index):
+        return try_meters(cuda.CudaDevice(index=index).meters())
+    return try_meters(CpuDevice().meters())

@@ -1,4 +1,9 @@
-"""Verdicts on detected devices, the requested device, and a CUDA device's state."""
+"""Verdicts on detected devices, on the requested device, and on a CUDA device's state.
+
+`whole.diagnose` calls `choose` for the device that a run would use, then `device_findings`, and for
+a CUDA device `state_findings`. A *board* is the driver's (NVML's) view of a GPU, a *device* is
+torch's view; they are matched by UUID.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from perfexp.host import gpu_sheets
 from perfexp.host.gpu_sheets import GpuFacts, GpuFile
 from perfexp.records import units
 
-#: Tolerated difference between measured clock and driver clock, which are not simultaneous.
+#: Tolerated relative difference between measured clock and driver clock, read a moment apart.
 _CLOCK_TOLERANCE = 0.05
 #: A power limit below this share of the data sheet's power gives a warning.
 _POWER_SHARE = 0.98
@@ -21,7 +26,7 @@ _POWER_SHARE = 0.98
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """Device selected by a choice on this machine.
+    """The device that a run would use.
 
     Attributes:
         kind: `cuda`, `cpu`, `mps` or `fake`; None without a device.
@@ -37,7 +42,10 @@ class Chosen:
 
     @property
     def lock_name(self) -> str | None:
-        """Return the name of the device lock; None without a lock."""
+        """Return the name of the device lock; None without a lock.
+
+        A run holds this lock while it measures, so that no other run disturbs it.
+        """
         if self.device:
             return str(self.device["uuid"])
         if self.kind in ("cpu", "mps"):
@@ -46,7 +54,10 @@ class Chosen:
 
 
 def choose(facts: Facts, choice: Choice) -> Chosen:
-    """Return the device that a job would use."""
+    """Return the device that a run with this choice would use on this machine.
+
+    `perfexp doctor` also reads this device's lock and earlier figures.
+    """
     if choice.name == "fake":
         return Chosen(kind="fake", name="a scripted device")
     if choice.name == "mps":
@@ -71,7 +82,10 @@ def choose(facts: Facts, choice: Choice) -> Chosen:
 
 
 def device_findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Finding]:
-    """Yield findings about the choice first, then about all devices."""
+    """Yield a finding about the choice, then findings about all devices.
+
+    `whole.diagnose` calls it.
+    """
     yield _choice(facts, choice, chosen)
     error = part(facts, "cuda").get("error")
     if error and not part(facts, "torch").get("error"):
@@ -97,12 +111,13 @@ def device_findings(facts: Facts, choice: Choice, chosen: Chosen) -> Iterator[Fi
 
 
 def cuda_devices(facts: Facts) -> Sequence[Mapping[str, Any]]:
-    """Return the devices with a torch name `cuda:N`."""
+    """Return the survey's facts about devices with a torch name `cuda:N`."""
     devices: Sequence[Mapping[str, Any]] = part(facts, "cuda").get("devices", ())
     return devices
 
 
 def _none(facts: Facts, choice: Choice) -> Chosen:
+    """Return that the choice has no device here, with the reason and the devices that there are."""
     wanted = {"mps": "Apple's GPU", "auto": "the best device"}.get(choice.name)
     wanted = wanted or facts["gpu_files"][choice.name]["product"] or "a CUDA device"
     if not _are_known(facts):
@@ -115,10 +130,12 @@ def _none(facts: Facts, choice: Choice) -> Chosen:
 
 
 def _are_known(facts: Facts) -> bool:
+    """Return whether the survey has listed the CUDA devices, even if there are none."""
     return "devices" in part(facts, "cuda")
 
 
 def _choice(facts: Facts, choice: Choice, chosen: Chosen) -> Finding:
+    """Return whether the requested device exists and has been tested with perfexp."""
     check = f"gpu={choice.name}"
     if choice.index:
         check += f" gpu.index={choice.index}"
@@ -140,6 +157,7 @@ def _choice(facts: Facts, choice: Choice, chosen: Chosen) -> Finding:
 
 
 def _cuda(facts: Facts, device: Mapping[str, Any]) -> Finding:
+    """Return a finding about one CUDA device: facts, and the file of conf/gpu that describes it."""
     rocm = part(facts, "torch").get("rocm")
     check = f"cuda:{device['index']}"
     observation = f"{device['name']}, {units.format_bytes(device['memory_bytes'])}, "
@@ -159,6 +177,10 @@ def _cuda(facts: Facts, device: Mapping[str, Any]) -> Finding:
 
 
 def _unusable(facts: Facts) -> Iterator[Finding]:
+    """Yield a finding about boards that the driver shows and torch cannot use.
+
+    Without torch's answer there is none.
+    """
     boards, devices = part(facts, "boards").get("boards", ()), cuda_devices(facts)
     torch, reason = part(facts, "torch"), part(facts, "cuda").get("reason")
     if not torch or torch.get("error") or not part(facts, "cuda"):
@@ -184,15 +206,18 @@ def _unusable(facts: Facts) -> Iterator[Finding]:
 
 
 def _counted(boards: Sequence[Mapping[str, Any]]) -> str:
+    """Return the number of boards with their names, for example `2 boards (NVIDIA L40S)`."""
     names = ", ".join(sorted({board["name"] for board in boards}))
     return f"{units.counted(len(boards), 'board')} ({names})"
 
 
 def _file_of(facts: Facts, name: str) -> str | None:
+    """Return the name of the file in conf/gpu that matches a product name; None without one."""
     return gpu_sheets.matching(_files(facts), name)
 
 
 def _files(facts: Facts) -> dict[str, GpuFile]:
+    """Return the patterns of the files in conf/gpu, by name, without their facts."""
     return {
         name: GpuFile(match=file["match"], facts=GpuFacts())
         for name, file in facts["gpu_files"].items()
@@ -200,9 +225,10 @@ def _files(facts: Facts) -> dict[str, GpuFile]:
 
 
 def state_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
-    """Yield a finding per check of the chosen CUDA device.
+    """Yield findings about the chosen CUDA device's state.
 
-    The checks cover, for example, driver, clocks, heat, power, neighbors, slices and meters.
+    They cover driver, clocks, throttling, temperature, power, other users, MIG slices, ECC and
+    NVML.
     """
     clocks = part(facts, "clocks")
     if part(facts, "torch").get("rocm"):
@@ -225,7 +251,10 @@ def state_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
 
 
 def board_of(facts: Facts, chosen: Chosen) -> Mapping[str, Any] | None:
-    """Return the driver's facts about the chosen CUDA device; None if it reports none."""
+    """Return the driver's facts about the chosen CUDA device; None if it reports none.
+
+    `state_findings` checks them; the history of a device needs its driver version.
+    """
     if chosen.device:
         uuid = str(chosen.device["uuid"]).removeprefix("GPU-")
         for board in part(facts, "boards").get("boards", ()):
@@ -235,6 +264,7 @@ def board_of(facts: Facts, chosen: Chosen) -> Mapping[str, Any] | None:
 
 
 def _driver(facts: Facts, board: Mapping[str, Any] | None) -> Finding:
+    """Return the versions of driver, CUDA and cuDNN; a warning without cuDNN."""
     torch = part(facts, "torch")
     driver = (board or {}).get("facts", {}).get("driver") or "unknown"
     observation = f"driver {driver}, CUDA {torch['cuda']}"
@@ -250,6 +280,7 @@ def _driver(facts: Facts, board: Mapping[str, Any] | None) -> Finding:
 
 
 def _clocks(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield findings from `try_clocks`: kernels run, event clock, and clock canary."""
     if not clocks:  # the survey's own finding says why
         return
     if error := clocks.get("error"):
@@ -269,6 +300,7 @@ def _clocks(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Iterator[Fin
 
 
 def _canary(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Finding:
+    """Compare the clock that a calibration kernel measured (the canary) with the driver's."""
     spin, reported = clocks["canary_hertz"], clocks["busy"].get("sm_clock_hertz")
     if reported is None:
         return ok("clock canary", f"{_megahertz(spin)}; no clock of the driver's to compare with")
@@ -281,6 +313,7 @@ def _canary(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Finding:
 
 
 def _no_board(facts: Facts) -> Finding:
+    """Return why the driver reports nothing about the chosen device."""
     boards = part(facts, "boards")
     if error := boards.get("error"):
         return missing(
@@ -298,6 +331,12 @@ def _no_board(facts: Facts) -> Finding:
 def _heat_and_power(
     board: Mapping[str, Any], busy: Mapping[str, Any], sheet: Mapping[str, Any]
 ) -> Iterator[Finding]:
+    """Yield findings about throttling, temperature and power limit.
+
+    Args:
+        busy: state under load; empty if the clocks were not tried.
+        sheet: facts from the matching file in conf/gpu.
+    """
     busy = busy or board["state"]  # throttling only shows under load
     reasons, celsius = busy.get("throttling"), busy.get("temperature_celsius")
     if reasons is None:
@@ -308,16 +347,16 @@ def _heat_and_power(
         yield warn_if(bool(reasons), "throttling", observation, remedy)
     yield _not_reported("temperature") if celsius is None else ok("temperature", f"{celsius} °C")
     watts, limit = board["state"].get("power_watts"), board["facts"].get("power_limit_watts")
-    sold = sheet.get("power_watts") or 0.0
+    sheet_watts = sheet.get("power_watts") or 0.0
     if limit is None:
         yield _not_reported("power limit")
         return
-    is_lower = limit < _POWER_SHARE * sold
+    is_lower = limit < _POWER_SHARE * sheet_watts
     observation = f"{limit:.0f} W"
     if watts is not None:
         observation += f"; {watts:.0f} W now"
     if is_lower:
-        observation += f"; the data sheet has {sold:.0f} W"
+        observation += f"; the data sheet has {sheet_watts:.0f} W"
     yield warn_if(is_lower, "power limit", observation, "figures are those of this limit")
 
 
@@ -326,7 +365,10 @@ def _not_reported(check: str) -> Finding:
 
 
 def _sharing(facts: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield findings about slices, and about other users before the survey used the device."""
+    """Yield findings about MIG slices and other users of the board.
+
+    The state was read before the survey itself used the device.
+    """
     if seen := neighbours(state):
         remedy = "measure when nobody else uses the device (nvidia-smi shows who)"
         yield warn_if(is_used(state), "neighbours", ", ".join(seen), remedy)

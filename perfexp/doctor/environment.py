@@ -1,6 +1,8 @@
 """Facts about this machine and its software, without torch. Nothing is changed.
 
-The device and the model add their own facts.
+`collect` returns the environment of each record, to repeat a measurement and to judge whether two
+are comparable (`differences`). `machine_facts` adds what `perfexp doctor` checks. The device and
+the model add their own facts elsewhere.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.fact_lookup import fact_at
 from perfexp.version import __version__
 
+#: Packages with their version in the environment.
 _PACKAGES = ["torch", "torchvision", "numpy", "hydra-core", "omegaconf"]
 _PACKAGES += ["mlflow", "mlflow-skinny", "pillow", "triton", "nvidia-ml-py"]
 #: Profilers and their installers' folders.
@@ -64,11 +67,15 @@ _LIMITS = ("device.power_limit_watts", "device.application_clock_hertz", "device
 IMAGE_VARIABLE = "PERFEXP_IMAGE"
 #: Maximum characters per image fact.
 _LONGEST = 300
+#: First bytes of an SQLite database.
 _SQLITE_MAGIC = b"SQLite format 3\0"
 
 
 def collect() -> dict[str, Any]:
-    """Return the facts needed to repeat the measurement, as JSON values; None if unknown."""
+    """Return the facts needed to repeat a measurement, as JSON values; None if unknown.
+
+    A worker calls it at its start.
+    """
     versions = {name: _version(name) for name in _PACKAGES}
     affinity = None
     if hasattr(os, "sched_getaffinity"):
@@ -93,6 +100,7 @@ def collect() -> dict[str, Any]:
             "logical_cores": psutil.cpu_count(),
             "affinity": affinity,
             "governors": governors(),
+            # simultaneous multithreading: several logical cores per core
             "smt": {"1": True, "0": False}.get(_read("/sys/devices/system/cpu/smt/active") or ""),
             "load_average_1min": round(psutil.getloadavg()[0], 2),
         },
@@ -103,11 +111,13 @@ def collect() -> dict[str, Any]:
 
 
 def _threads_variables() -> dict[str, str]:
+    """Return the variables that limit threads of OpenMP and MKL, if they are set."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
     return {name: value for name in names if (value := os.environ.get(name))}
 
 
 def _user() -> str | None:
+    """Return the user's name; None if there is only a number."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a number without a name, as in a container
@@ -115,9 +125,12 @@ def _user() -> str | None:
 
 
 def load(path: Path) -> tuple[dict[str, Any], list[Diagnostic]]:
-    """Return the facts and diagnostics in an environment.json.
+    """Return the facts and diagnostics in a run's environment.json, which its worker has written.
 
-    Raises `UserError` if it cannot be read.
+    The worker and the supervisor call it.
+
+    Raises:
+        UserError: the file cannot be read.
     """
     try:
         content = msgspec.convert(foreign.json_data(foreign.read_bytes(path)), _EnvironmentFile)
@@ -129,46 +142,53 @@ def load(path: Path) -> tuple[dict[str, Any], list[Diagnostic]]:
 
 
 class _EnvironmentFile(msgspec.Struct):
+    """Content of an environment.json."""
+
     environment: dict[str, Any]
     doubts: list[Diagnostic]
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return differences that make times incomparable: name, old and new value."""
+    """Return differences that make times incomparable: dotted name, old and new value.
+
+    `perfexp reproduce` and comparisons print them.
+    """
     differing = []
-    for place in (*_IDENTITY, *_LIMITS):
-        old, new = fact_at(before, place), fact_at(now, place)
+    for name in (*_IDENTITY, *_LIMITS):
+        old, new = fact_at(before, name), fact_at(now, name)
         # an earlier version, or another user's rights, may leave limits out
-        is_unknown = place in _LIMITS and None in (old, new)
+        is_unknown = name in _LIMITS and None in (old, new)
         if old != new and not is_unknown:
-            differing.append((place, old, new))
+            differing.append((name, old, new))
     return differing
 
 
-def identity(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the host and the facts shared by environments with comparable times."""
-    return {place: fact_at(facts, place) for place in ("host", *_IDENTITY, *_LIMITS)}
-
-
 def governors(root: Path = Path("/sys/devices/system/cpu")) -> list[str]:
-    """Return the frequency governors of all cores; empty if the system has no such setting."""
+    """Return the frequency governors of all cores; empty if the system has no such setting.
+
+    The doctor warns unless all are `performance`; each record has them.
+    """
     files = root.glob("cpu[0-9]*/cpufreq/scaling_governor")
     return sorted(set(filter(None, map(_read, files))))
 
 
 def cores() -> int:
-    """Return the machine's number of logical cores."""
+    """Return the machine's number of logical cores.
+
+    Verdicts on other load compare with it.
+    """
     return psutil.cpu_count() or 1
 
 
 def other_cpu_seconds(*, of_ranks: bool = False) -> float:
-    """Return the CPU time of other processes, and of guests on the same hardware, since boot.
+    """Return the CPU seconds of other processes, and of guests on the same hardware, since boot.
 
-    This process, its waiting parent and its children, terminated children included, are not
-    counted. Only differences are meaningful.
+    Only differences are meaningful: other work during a measurement. This process, its waiting
+    parent and its children, terminated children included, are not counted.
 
     Args:
-        of_ranks: whether to leave out the parent's other children as well.
+        of_ranks: whether to leave out the parent's other children, which measure together with this
+            one.
     """
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0)
@@ -183,6 +203,7 @@ def other_cpu_seconds(*, of_ranks: bool = False) -> float:
 
 
 def _cpu_seconds(process: psutil.Process) -> float:
+    """Return the CPU time of a process and its terminated children; 0 if it cannot be read."""
     try:
         used = process.cpu_times()
     except psutil.Error:  # the process has just ended or belongs to another user
@@ -192,6 +213,7 @@ def _cpu_seconds(process: psutil.Process) -> float:
 
 
 def _version(package: str) -> str | None:
+    """Return the installed version of a package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -199,6 +221,7 @@ def _version(package: str) -> str | None:
 
 
 def _operating_system() -> str:
+    """Return the system's name, such as `Debian GNU/Linux 12 (bookworm)`."""
     try:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
@@ -206,6 +229,7 @@ def _operating_system() -> str:
 
 
 def _container() -> str | None:
+    """Return the kind of container around this process; None outside."""
     if Path("/.dockerenv").exists():
         return "docker"
     if Path("/run/.containerenv").exists():
@@ -218,8 +242,8 @@ def _container() -> str | None:
 def _image(root: Path = Path("/")) -> dict[str, str] | None:
     """Return facts about perfexp's container image; None outside a container.
 
-    The build writes commit and base image to a file. The digest does not exist at that time, so the
-    engine or the user passes it.
+    The build writes commit and base image to /etc/perfexp-image. The digest does not exist at that
+    time, so the engine (podman) or the user passes it.
     """
     facts = _pairs(_read(root / "etc/perfexp-image") or "")
     named = _pairs((_read(root / "run/.containerenv") or "").replace('"', ""))  # podman
@@ -239,6 +263,7 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _read(path: Path | str) -> str | None:
+    """Return a file's text; None if it cannot be read."""
     try:
         return Path(path).read_text().strip()
     except OSError:
@@ -246,10 +271,11 @@ def _read(path: Path | str) -> str | None:
 
 
 def machine_facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, Any]:
-    """Return facts for `doctor`.
+    """Return facts about the machine for `perfexp doctor`: those from `collect`, and more.
 
-    These are the facts from `collect`, tools, clock, output folders by purpose, and the tracking
-    database.
+    Args:
+        folders: output folders by purpose.
+        store: file of the tracking database; None if tracking does not use a file.
     """
     tools = {name: tool(name) for name in _TOOLS}
     tracking = None
@@ -275,9 +301,10 @@ def machine_facts(folders: Mapping[str, Path], store: Path | None) -> dict[str, 
 
 
 def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | None:
-    """Return a distribution's required packages; None if it is not installed.
+    """Return the packages that a distribution requires, by name; None if it is not installed.
 
-    Each has a version range, the installed version, and whether it fits.
+    Each has a version range (`wanted`), the installed `version`, and whether it `fits`. The doctor
+    compares the installed versions with it.
     """
     try:
         wanted = list(map(Requirement, importlib.metadata.requires(distribution) or []))
@@ -293,20 +320,29 @@ def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | N
 def cpu_quota_cores(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """Return the CPU quota in this process's control groups, in cores; None without a limit."""
+    """Return the CPU quota in this process's control groups, in cores; None without a limit.
+
+    The smallest quota of the group and its parents counts.
+    """
     lines = (_read(membership) or "").splitlines()
+    # version 2 of control groups has the number 0
     own = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    place = root / own.lstrip("/")
-    limits = [_quota(at / "cpu.max") for at in (place, *place.parents) if at.is_relative_to(root)]
-    return min((limit for limit in limits if limit is not None), default=None)
+    group = root / own.lstrip("/")
+    groups = [at for at in (group, *group.parents) if at.is_relative_to(root)]
+    quotas = [_quota(at / "cpu.max") for at in groups]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def tool(
     name: str, places: tuple[str, ...] | None = None, root: Path = Path("/")
 ) -> dict[str, Any] | None:
-    """Return a program's path, on the PATH or else the newest at its installers' places.
+    """Return a program's path, and whether it is on the PATH; None if it is not installed.
 
-    None if it is in neither.
+    Without a program on the PATH, the newest at its installers' places counts.
+
+    Args:
+        name: `nsys`, `ncu` or `rocprofv3`.
+        places: patterns of paths; None for the installers' places.
     """
     if on_path := shutil.which(name):
         return {"path": on_path, "on_path": True}
@@ -318,7 +354,7 @@ def tool(
 
 
 def folder(path: Path) -> dict[str, Any]:
-    """Return whether a folder, which may not exist yet, is writable, and its free space."""
+    """Return a folder's path, whether it is writable, and its free bytes; it may not exist yet."""
     # a missing folder will be created in its nearest existing parent
     places = (path.absolute(), *path.absolute().parents)
     existing = next(filter(Path.exists, places))
@@ -327,12 +363,14 @@ def folder(path: Path) -> dict[str, Any]:
 
 
 def _requirement(wanted: Requirement) -> dict[str, Any]:
+    """Return one package's range of versions, its installed version, and whether it fits."""
     version = _version(wanted.name)
     fits = version is not None and wanted.specifier.contains(version, prereleases=True)
     return {"wanted": str(wanted.specifier), "version": version, "fits": fits}
 
 
 def _quota(file: Path) -> float | None:
+    """Return the cores that a cpu.max file (`QUOTA PERIOD` in µs) grants; None without a limit."""
     quota, _, period = (_read(file) or "").partition(" ")
     if quota.isdigit() and period.isdigit():
         return int(quota) / int(period)
@@ -340,6 +378,7 @@ def _quota(file: Path) -> float | None:
 
 
 def _database_problem(file: Path) -> str | None:
+    """Return why a file cannot be the tracking database; None if it can, or does not exist."""
     try:
         with file.open("rb") as stream:
             head = stream.read(len(_SQLITE_MAGIC))

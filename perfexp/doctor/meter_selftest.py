@@ -1,4 +1,8 @@
-"""Meter self-test for `doctor`: counter movement and period, query cost, idle power."""
+"""Self-test of energy meters for `perfexp doctor`: do they move, how often, at what cost?
+
+A meter has an energy counter, power readings, or both. `try_meters` runs in a worker and watches an
+idle device for about a second; `findings` turns its result into verdicts.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ from perfexp.records import units
 _RULES = Rules(plateau_seconds=0.5, window_seconds=0.5, most_seconds=1.0, uncertainty=0.01)
 #: A slower query gives a warning.
 _SLOW_SECONDS = 0.01
+#: Remedy of a finding about a meter without energy.
 _NULL = "energy will be null, with this reason"
 
 
@@ -28,9 +33,14 @@ def try_meters(
     now: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Watch idle meters for about a second and return their observations.
+    """Watch idle meters for about a second and return their observations, as JSON values.
 
-    Without meters, the reason is returned.
+    Without meters, `reason` has the reason.
+
+    Args:
+        found: meters of a device.
+        now: clock in seconds.
+        sleep: waits for some seconds.
     """
     if not found.meters:
         return {"reason": found.reason, "doubts": msgspec.to_builtins(found.doubts), "meters": []}
@@ -49,7 +59,7 @@ def try_meters(
 
 
 def findings(tried: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield a self-test's findings, a few lines per meter."""
+    """Yield the findings from `try_meters`, a few lines per meter."""
     if not tried["meters"]:
         yield missing("energy", str(tried["reason"]), _NULL)
     for meter in tried["meters"]:
@@ -65,6 +75,7 @@ def findings(tried: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _counter(meter: Mapping[str, Any]) -> Finding:
+    """Return the finding about a meter's energy counter: its tick and the power at rest."""
     check = f"energy counter {meter['name']}"
     watts = meter["counter_watts"]
     if watts is None:
@@ -75,6 +86,7 @@ def _counter(meter: Mapping[str, Any]) -> Finding:
 
 
 def _power(meter: Mapping[str, Any]) -> Finding:
+    """Return the finding about a meter's power readings."""
     check = f"power {meter['name']}"
     if meter["integral_watts"] is None:
         remedy = "the energy counter is enough; there is nothing to compare it with"

@@ -1,4 +1,7 @@
-"""Verdicts on Python, the system, torch and required packages."""
+"""Verdicts on Python, the operating system, torch and required packages.
+
+`whole.diagnose` calls `software_findings`.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,21 @@ from typing import Any
 
 from perfexp.doctor import Choice, Facts, Finding, fail, missing, ok, part, untested, warn
 
+#: Versions that the tests run with, and versions that may work.
 _TESTED_PYTHON, _UNTESTED_PYTHON = "3.11", ("3.12", "3.13")
 #: Packages with a separate finding.
 _OWN_LINE = ("torch", "torchvision", "mlflow")
 #: Packages that are always listed with their version.
 _NAMED = ("hydra-core", "omegaconf", "msgspec")
+#: Remedy for a package with a wrong version.
 _INSTALL = 'pip install -c constraints.txt -e ".[dev]"'
 
 
 def software_findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
-    """Yield a finding per check."""
+    """Yield findings about the software, in the order of the report.
+
+    `whole.diagnose` calls it.
+    """
     machine = facts["machine"]
     yield _python(machine)
     yield _system(machine)
@@ -29,7 +37,10 @@ def software_findings(facts: Facts, choice: Choice) -> Iterator[Finding]:
 
 
 def build_name(torch: Mapping[str, Any]) -> str:
-    """Return torch's build from the survey's facts, for example `CUDA 13.0 build`."""
+    """Return torch's build from the survey's facts, for example `CUDA 13.0 build`.
+
+    The doctor names it if torch cannot use the driver's boards.
+    """
     names = (
         f"{kind} {torch[key]} build"
         for kind, key in (("ROCm", "rocm"), ("CUDA", "cuda"))
@@ -39,6 +50,7 @@ def build_name(torch: Mapping[str, Any]) -> str:
 
 
 def _python(machine: Mapping[str, Any]) -> Finding:
+    """Return whether this Python version is supported."""
     version = machine["python"]
     minor = ".".join(version.split(".")[:2])
     if minor == _TESTED_PYTHON:
@@ -51,6 +63,7 @@ def _python(machine: Mapping[str, Any]) -> Finding:
 
 
 def _system(machine: Mapping[str, Any]) -> Finding:
+    """Return the operating system; all but Linux is untested."""
     observation = f"{machine['os']}, kernel {machine['kernel']}, {machine['machine']}"
     observation += f", in a container ({machine['container']})" if machine.get("container") else ""
     if machine["system"] != "Linux":
@@ -59,7 +72,7 @@ def _system(machine: Mapping[str, Any]) -> Finding:
 
 
 def _survey(facts: Facts, choice: Choice) -> Iterator[Finding]:
-    """Yield the failure of an incomplete survey.
+    """Yield the failure that ended the survey early; nothing if it is complete.
 
     A CPU can be measured without the parts about devices.
     """
@@ -78,6 +91,11 @@ def _survey(facts: Facts, choice: Choice) -> Iterator[Finding]:
 
 
 def _torch(facts: Facts, required: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield whether torch can be imported and has a required version.
+
+    Args:
+        required: see `environment.requirements`; empty if perfexp itself is not installed.
+    """
     torch = part(facts, "torch")
     if not torch:  # the survey's own finding has the reason
         return
@@ -96,6 +114,7 @@ def _torch(facts: Facts, required: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _torchvision(facts: Facts, required: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield whether torchvision can be imported and fits torch."""
     torchvision = part(facts, "torchvision")
     if not torchvision or part(facts, "torch").get("error"):
         return
@@ -121,6 +140,7 @@ def _torchvision(facts: Facts, required: Mapping[str, Any]) -> Iterator[Finding]
 
 
 def _mlflow(machine: Mapping[str, Any], required: Mapping[str, Any]) -> Finding:
+    """Return whether MLflow is installed, completely and in a required version."""
     version, skinny = (machine["packages"].get(name) for name in ("mlflow", "mlflow-skinny"))
     if version and not required.get("fits", True):
         return warn(
@@ -139,6 +159,11 @@ def _mlflow(machine: Mapping[str, Any], required: Mapping[str, Any]) -> Finding:
 
 
 def _packages(requirements: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """Yield packages with a wrong version, or that all others fit.
+
+    Args:
+        requirements: see `environment.requirements`.
+    """
     if requirements is None:
         yield warn(
             "packages", "perfexp itself is not installed: its requirements are unknown", _INSTALL

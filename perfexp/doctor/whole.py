@@ -1,6 +1,8 @@
-"""Verdict on the whole machine.
+"""Verdicts of `perfexp doctor`: on the whole machine, and on a Cityscapes folder.
 
-It covers software and devices, then locks, CPU, clock, folders, energy meters and profilers.
+`diagnose` covers software and devices, then energy meters and profilers, locks, CPU, clock and
+folders. `dataset_findings` covers the data set for `data=cityscapes`, from the facts of
+`data.cityscapes_folder.survey`.
 """
 
 from __future__ import annotations
@@ -32,12 +34,21 @@ from perfexp.records import units
 _QUIET_CORES, _QUIET_SHARE = 0.5, 0.1
 #: Resolution that times a call of 1 µs to 10 %.
 _FINE_SECONDS = 1e-7
+#: Clock sources of Linux that take microseconds to read.
 _SLOW_CLOCKS = ("hpet", "acpi_pm")
+#: Less free space for results gives a warning.
 _LITTLE_BYTES = 2**30
 
 
 def diagnose(facts: Facts, choice: Choice) -> list[Finding]:
-    """Return all findings, each with a verdict."""
+    """Return all findings about a machine, in the order of the report.
+
+    `perfexp doctor` calls it.
+
+    Args:
+        facts: see `perfexp.doctor.Facts`.
+        choice: the device that the user wants to measure.
+    """
     chosen = choose(facts, choice)
     return [
         *software_findings(facts, choice),
@@ -49,11 +60,12 @@ def diagnose(facts: Facts, choice: Choice) -> list[Finding]:
 
 
 def works(findings: list[Finding]) -> bool:
-    """Return whether everything needed for measuring is available."""
+    """Return whether nothing prevents measuring: no finding is a `fail`."""
     return all(finding.verdict is not CheckResult.fail for finding in findings)
 
 
 def _host_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
+    """Yield findings about the host: device lock, CPU, clock, repeatability and folders."""
     machine = facts["machine"]
     if chosen.lock_name:
         yield _lock(machine["folders"]["lock"], facts["locks"].get(chosen.lock_name))
@@ -65,6 +77,11 @@ def _host_findings(facts: Facts, chosen: Chosen) -> Iterator[Finding]:
 
 
 def _lock(folder: Mapping[str, Any], holder: str | None) -> Finding:
+    """Return whether the device is free, and its lock file can be written.
+
+    Args:
+        holder: process that holds the lock; None if it is free.
+    """
     if not folder["writable"]:
         return fail(
             "device lock",
@@ -77,6 +94,7 @@ def _lock(folder: Mapping[str, Any], holder: str | None) -> Finding:
 
 
 def _cpu(cpu: Mapping[str, Any], quota_cores: float | None) -> Iterator[Finding]:
+    """Yield findings about other load, the frequency governor, and the usable cores."""
     load, governors, cores = cpu["load_average_1min"], cpu["governors"], cpu["logical_cores"] or 1
     is_busy = load > max(_QUIET_CORES, _QUIET_SHARE * cores)
     remedy = "end other work on this machine before you measure"
@@ -103,6 +121,7 @@ def _cpu(cpu: Mapping[str, Any], quota_cores: float | None) -> Iterator[Finding]
 
 
 def _clock(clock: Mapping[str, Any]) -> Finding:
+    """Return whether the host's clock is fine enough for short calls."""
     resolution, source = clock["resolution_seconds"], clock["source"]
     observation = (
         f"resolution {units.format_seconds(resolution, 2)}{f', {source}' if source else ''}"
@@ -114,6 +133,11 @@ def _clock(clock: Mapping[str, Any]) -> Finding:
 
 
 def _repeatability(classes: Mapping[str, Any]) -> Finding:
+    """Return how much processes differ on this machine, from earlier runs.
+
+    Args:
+        classes: relative spread between processes, and number of measurements, by class of points.
+    """
     shown = {name: one for name, one in classes.items() if one["measurements"]}
     if not shown:
         remedy = "perfexp selfcheck measures it"
@@ -125,7 +149,7 @@ def _repeatability(classes: Mapping[str, Any]) -> Finding:
 
 
 def _folders(folders: Mapping[str, Any], store: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield findings about the output folder and its tracking store.
+    """Yield findings about the output folder and the tracking store.
 
     A record that cannot be sent stays on disk.
     """
@@ -148,6 +172,7 @@ def _folders(folders: Mapping[str, Any], store: Mapping[str, Any]) -> Iterator[F
 
 
 def _instrument_findings(facts: Facts) -> Iterator[Finding]:
+    """Yield findings about energy meters and profilers."""
     machine = facts["machine"]
     energy = part(facts, "energy")
     if "error" in energy:
@@ -175,6 +200,12 @@ def _instrument_findings(facts: Facts) -> Iterator[Finding]:
 def _tool(
     name: str, tools: Mapping[str, Any], remedy: str, *, needed: bool = True, tested: bool = True
 ) -> Finding:
+    """Return whether a profiler is installed.
+
+    Args:
+        needed: whether this machine has a device that it profiles.
+        tested: whether perfexp is tested with it.
+    """
     program = tools[name]
     if program is None:
         return missing(
@@ -189,3 +220,81 @@ def _tool(
     if tested:
         return ok(name, program["path"])
     return untested(name, program["path"])
+
+
+#: Maximum problems listed per split; the rest is counted.
+_LISTED_PROBLEMS = 3
+
+
+def dataset_findings(facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield findings about a Cityscapes folder; for an incomplete split only the missing folder.
+
+    `perfexp doctor` calls it if the command names the folder.
+
+    Args:
+        facts: `made` (whether the masks are artificial), `where` (data source), and `splits`. A
+            split has `missing`, or it has `images`, `masks`, `pairs`, `label_ids`, `without_mask`,
+            `without_image`, `read` and `problems`.
+    """
+    reported = set()
+    for split, of_split in facts["splits"].items():
+        if missing := of_split["missing"]:
+            if missing not in reported:
+                reported.add(missing)
+                yield fail(split, f"there is no folder {missing}", facts["where"])
+        else:
+            yield _split_counts(split, of_split)
+            if of_split["without_image"]:
+                lonely = of_split["masks"] - of_split["pairs"]
+                observation = (
+                    f"{lonely} masks have no image, the first is {of_split['without_image'][0]}"
+                )
+                yield warn(
+                    f"{split} masks", observation, "get the images; these masks are not used"
+                )
+            yield from _read_pairs(split, of_split)
+    if facts["made"]:
+        remedy = "use it to try out and to time; no accuracy is reported"
+        yield warn("masks", "made by perfexp make-data from colors: not ground truth", remedy)
+
+
+def _split_counts(split: str, facts: Mapping[str, Any]) -> Finding:
+    """Return whether a split has images, and a mask for each.
+
+    Args:
+        facts: facts about this split, see `dataset_findings`.
+    """
+    observation = f"{facts['images']} images, {facts['masks']} masks, {facts['pairs']} pairs"
+    if not facts["images"]:
+        return fail(split, observation, "put images CITY/*_leftImg8bit.png there")
+    if facts["without_mask"]:
+        missing = facts["images"] - facts["pairs"]
+        observation += f"; {missing} without a mask, the first is {facts['without_mask'][0]}"
+        return fail(
+            split, observation, "get its *_gtFine_labelTrainIds.png or *_gtFine_labelIds.png"
+        )
+    if facts["label_ids"]:
+        observation += (
+            f"; {facts['label_ids']} masks hold label ids, which become train ids as they are read"
+        )
+    return ok(split, observation)
+
+
+def _read_pairs(split: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield the problems of pairs that were read, or that all of them are usable."""
+    check, problems = f"{split} files", facts["problems"]
+    for problem in problems[:_LISTED_PROBLEMS]:
+        yield fail(check, problem, "")
+    if len(problems) > _LISTED_PROBLEMS:
+        yield fail(
+            check,
+            f"{len(problems)} of {facts['read']} pairs that were read can't be used",
+            "--json lists all",
+        )
+    if facts["read"] and not problems:
+        whole = (
+            "all"
+            if facts["read"] == facts["pairs"]
+            else f"{facts['read']} of {facts['pairs']}, evenly spread,"
+        )
+        yield ok(check, f"{whole} read whole: images and masks agree, labels from 0 to 18 and 255")

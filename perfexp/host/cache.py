@@ -1,4 +1,9 @@
-"""Measurements cached across runs in the user's cache folder."""
+"""Cache measured values between runs, as JSON files in the user's cache folder.
+
+`JsonCache` is one such file. The races of convolution and attention algorithms store their results
+here, as do the device's peak rates and the workspace sizes, so that a later run on the same device
+need not measure them again.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +22,14 @@ from perfexp.host.locks import private_folder
 
 
 class JsonCache:
-    """A file with cached values for one context.
+    """A JSON file with measured values by key, for one context.
+
+    The file is read at the first access and written at each change.
 
     Args:
         folder: folder with the cache files.
-        context: JSON values that the results depend on; another device or library version, for
-            example, has another file.
+        context: JSON values that the results depend on, such as device and library versions. Each
+            context has its own file, named by a hash.
     """
 
     def __init__(self, folder: Path, context: Mapping[str, Any]) -> None:
@@ -32,40 +39,42 @@ class JsonCache:
         self._entries: dict[str, Any] | None = None
 
     def entries(self) -> dict[str, Any]:
-        """Return all values by key, oldest first."""
+        """Return all values by key, oldest first; empty if the file is missing or damaged."""
         if self._entries is None:
             self._entries = self._read()
         return self._entries
 
     def find(self, key: str) -> Any:
-        """Return the value for a key, or None."""
+        """Return the value stored under a key; None if there is none."""
         return self.entries().get(key)
 
     def add(self, key: str, value: Any) -> None:
-        """Store a JSON value; concurrent runs may do so, too."""
+        """Store one JSON value; several runs may write to the same file at once."""
         self.update({key: value})
 
     def update(self, values: Mapping[str, Any], *, removed: Iterable[str] = ()) -> None:
-        """Store JSON values by key and remove others.
+        """Store JSON values by key, and remove other keys from the file.
 
-        If the file cannot be written, the values last as long as this process.
+        The file is read again under a lock, so that values from concurrent runs stay. If it cannot
+        be written, the values last as long as this process.
         """
         self._entries = {**self.entries(), **values}
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # the soft lock of a file system without flock would outlive a killed process
+            # without flock, FileLock could use a lock file, which would outlive a killed process
             with FileLock(self.path.with_suffix(".lock"), fallback_to_soft=False):
-                findings = {**self._read(), **values}
+                stored = {**self._read(), **values}
                 for key in removed:
-                    findings.pop(key, None)
-                content = {"context": self._context, "findings": findings}
+                    stored.pop(key, None)
+                content = {"context": self._context, "findings": stored}
                 write_atomically(self.path, json.dumps(content, indent=1).encode())
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Remove entries from the file; this process keeps them."""
+        """Remove entries from the file for later runs; this process still finds them."""
         self.update({}, removed=keys)
 
     def _read(self) -> dict[str, Any]:
+        """Return the file's entries; empty if it cannot be read or has another layout."""
         try:
             entries = json.loads(self.path.read_text())["findings"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -76,12 +85,14 @@ class JsonCache:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the default folder for one kind of cache."""
+    """Return the folder for one kind of cache, such as `~/.cache/perfexp/tracebacks`."""
     return user_folder("XDG_CACHE_HOME", ".cache") / name
 
 
 def user_folder(variable: str, usual: str) -> Path:
     """Return perfexp's folder under an XDG base directory.
+
+    Caches, the signing key and the default cluster site are below such folders.
 
     Args:
         variable: environment variable with the base directory, such as `XDG_CACHE_HOME`.

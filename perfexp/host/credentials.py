@@ -1,8 +1,9 @@
-"""Credentials in URLs: masked before any other code can write, print or send them.
+"""Mask credentials in URLs before other code can write, print or send them.
 
-`hide` masks them in a command line and in a composed plan. `reveal` returns the original URL to the
-code that opens a connection, in this process only. `mask` cleans texts that contain URLs. `scrub`
-also cleans library messages, which may quote parts of a URL.
+A tracking server's URL may contain a password or a token. `hide` masks it in a command line and in
+a composed plan, and remembers the original in this process. `reveal` returns the original to the
+code that opens the connection. `mask` cleans texts that contain URLs. `scrub` also cleans library
+messages, which may quote a password without its URL.
 """
 
 from __future__ import annotations
@@ -36,18 +37,19 @@ _hidden: dict[str, str] = {}
 
 
 def hide(node: Any) -> Any:
-    """Return plain data without credentials in URLs.
+    """Return plain data (mappings, lists, texts) with `***` for credentials in URLs.
 
-    A text that starts with a scheme is one URL.
+    A text that starts with a scheme, such as `https://`, is one URL. If two URLs differ only in
+    their credentials, the second mask has a number, so that `reveal` can tell them apart.
     """
     if isinstance(node, Mapping):
         return {key: hide(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
         return list(map(hide, node))
-    if not isinstance(node, str) or not _URL.match(node):
-        if isinstance(node, str):
-            return mask(node)
+    if not isinstance(node, str):
         return node
+    if not _URL.match(node):
+        return mask(node)
     if node.lstrip().startswith(_FILES):
         return node
     masked = shown = _QUERY.sub(rf"\1{_MASK}", _USER.sub(f"{_MASK}@", node))
@@ -60,12 +62,16 @@ def hide(node: Any) -> Any:
 
 
 def reveal(url: str) -> str:
-    """Return the URL that was passed to `hide`; any other URL stays as it is."""
+    """Return the original of a URL that `hide` masked in this process, or another URL unchanged."""
     return _hidden.get(url, url)
 
 
 def is_masked(text: str) -> bool:
-    """Return whether a text has a masked credential, for example from another process."""
+    """Return whether a text contains a mask.
+
+    A plan from another process does: its credentials are unknown here. Jobs of a cluster and
+    resumed sweeps refuse or skip such a text.
+    """
     return _MASK in text
 
 
@@ -77,19 +83,27 @@ def mask(text: str) -> str:
 
 
 def scrub(text: str) -> str:
-    """Return a foreign text, such as a library's error, with all hidden credentials masked."""
+    """Return a library's message with all secrets masked that `hide` has masked before.
+
+    The tracker cleans MLflow's errors with it before they are printed.
+    """
+    secrets = {secret for url in _hidden.values() for secret in _secrets(url)}
     for secret in sorted(
-        {secret for url in _hidden.values() for secret in _secrets(url)}, key=len, reverse=True
-    ):
+        secrets, key=len, reverse=True
+    ):  # the longest first: one may contain another
         text = text.replace(secret, _MASK)
     return mask(text)
 
 
 def _secrets(url: str) -> Iterator[str]:
-    user = _USER.search(url)
-    parts = [user[0][:-1], user[0][:-1].partition(":")[2]] if user else []
-    parts += [value for _, value in _QUERY.findall(url)]
-    for part in parts:
-        yield from (
-            text for text in (part, unquote(part)) if len(text) >= _SHORTEST and text != _MASK
-        )
+    """Yield the secrets in a URL, as written and with percent codes decoded.
+
+    These are `user:password`, the password, and secret query values. Short ones are left out.
+    """
+    parts = [value for _, value in _QUERY.findall(url)]
+    if match := _USER.search(url):
+        user = match[0].removesuffix("@")
+        parts += [user, user.partition(":")[2]]
+    for text in [*parts, *map(unquote, parts)]:
+        if len(text) >= _SHORTEST and text != _MASK:
+            yield text

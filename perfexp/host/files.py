@@ -1,4 +1,4 @@
-"""Atomic writes, safe file names, and readable file system errors."""
+"""Write files atomically, make safe file names, and explain file system errors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from perfexp.errors import PerfexpError, UserError
 def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) -> None:
     """Write a file so that readers see either the old or the new content, even after a crash.
 
+    Records, plans, caches and all reports are written this way.
+
     Args:
         content: bytes, or for large content a function that writes them to an open file.
     """
@@ -32,7 +34,10 @@ def write_atomically(path: Path, content: bytes | Callable[[BinaryIO], object]) 
 
 
 def refuse_deleted_cwd() -> None:
-    """Raise UserError if the current folder has been deleted."""
+    """Raise `UserError` if the current folder has been deleted.
+
+    Commands and runs check this before they start.
+    """
     try:
         Path.cwd()
     except FileNotFoundError as error:
@@ -42,14 +47,18 @@ def refuse_deleted_cwd() -> None:
 
 
 def disk_error(error: OSError) -> PerfexpError:
-    """Return an error for a failed write, with the remedy."""
+    """Return the error to report for a failed write into a run's folder, with the remedy.
+
+    Runs and workers raise it. If the folder itself was removed, the message names the first missing
+    folder.
+    """
     where = f": {error.filename}" if error.filename else ""
     if (
         error.errno == errno.ENOENT
         and error.filename
         and not (folder := Path(error.filename).parent).is_dir()
     ):
-        while not folder.parent.is_dir():
+        while not folder.parent.is_dir():  # up to the folder that was removed
             folder = folder.parent
         return PerfexpError(
             f"The output folder {folder} is gone: it was removed while perfexp measured into it. "
@@ -62,8 +71,9 @@ def disk_error(error: OSError) -> PerfexpError:
 
 
 def safe_name(text: str) -> str:
-    """Return a text as a file name.
+    """Return a text as a file name; empty text becomes `unnamed`.
 
-    Letters, digits and `._-` stay; everything else becomes a hyphen.
+    Letters, digits and `._-` stay; everything else becomes a hyphen. Run folders, lock files and
+    reports are named by it.
     """
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "unnamed"

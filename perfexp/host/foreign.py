@@ -1,7 +1,8 @@
-"""Foreign: the one reader of files that this process did not write. They are data, never code.
+"""Read foreign files: files that this process did not write, such as records of earlier runs.
 
-Only regular files are opened. Anything else (a link, FIFO, device or folder) is an `OSError` that
-names it.
+Their content is data, never code, and may be damaged or hostile. Only regular files are opened.
+Anything else (a link, FIFO, device or folder) is an `OSError` that names it. All code that reads
+back results, plans, logs or spreadsheets uses this module.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _NUMBER, _MAX_NUMBER = re.compile(r"[-+.:\d_]*"), 1000
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 #: Limit on a command that is shown, in characters: nobody types more.
 _MAX_SHOWN = 50_000
-#: Texts that a terminal or a shell shows or reads as something else.
+#: Texts that a terminal or a shell shows or reads as something else: see `command_line`.
 _AMBIGUOUS = ("  ", "\\'", "\\\\", "!")
-#: Categories of visible characters. Some letters and a symbol are blank all the same.
+#: Unicode categories of visible characters. Some letters and a symbol are blank all the same.
 _VISIBLE, _BLANK = "LNPS", "\u115f\u1160\u2800\u3164\uffa0"
 #: What msgspec raises for content that is not of the expected type.
 DECODING_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -50,9 +51,13 @@ _KINDS |= {stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """Open a regular file with flags as for `os.open`; anything else is refused unopened.
+    """Open a regular file and return its descriptor; anything else raises `OSError`, unopened.
 
-    Its folder may be reached through links, the file itself may not be one.
+    Folders in the path may be links, the file itself may not. With `O_CREAT` a missing file is
+    created.
+
+    Args:
+        flags: flags for `os.open`, such as `os.O_RDONLY`.
     """
     with suppress(FileNotFoundError):
         mode = path.lstat().st_mode  # opening a device or a FIFO can already do something
@@ -63,7 +68,7 @@ def open_regular(path: Path, flags: int) -> int:
 
 
 def is_regular(path: Path) -> bool:
-    """Whether a path is a regular file, and not a link to one."""
+    """Return whether a path is a regular file, and not a link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except (OSError, ValueError):  # ValueError: a NUL in its name
@@ -71,7 +76,11 @@ def is_regular(path: Path) -> bool:
 
 
 def read_bytes(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Return a regular file's content; raises `OSError` if it is larger than the limit in bytes."""
+    """Return a regular file's content.
+
+    Raises:
+        OSError: the file is missing, is not regular, or has more bytes than `limit`.
+    """
     with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
         if os.fstat(file.fileno()).st_size > limit:
             raise OSError(errno.EFBIG, f"it is larger than {limit >> 20} MiB", str(path))
@@ -94,21 +103,30 @@ def open_append(path: Path) -> BinaryIO:
 
 
 def utf8(content: bytes) -> bytes:
-    """Return a UTF-8 text without its byte order mark; raises `msgspec.DecodeError` for UTF-16."""
+    """Return JSON or YAML content without a byte-order mark."""
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or 0 in content[:2]:
         raise msgspec.DecodeError("its text is UTF-16, save it as UTF-8")
     return content.removeprefix(codecs.BOM_UTF8)
 
 
 def from_json(content: bytes, kind: type[_T]) -> _T:
-    """Return JSON as an object of a type; raises one of `DECODING_ERRORS` for other content."""
+    """Return JSON as an object of a type, such as a msgspec Struct.
+
+    Records, sweeps and expected points are read by it.
+
+    Raises:
+        DECODING_ERRORS: the content is not JSON, or not of this type.
+    """
     return msgspec.json.decode(utf8(content), type=kind)
 
 
 def json_data(content: bytes) -> Any:
-    """Return JSON as plain data.
+    """Return JSON as plain data: dicts, lists, texts and numbers.
 
-    Raises `ValueError` for other content, half a surrogate pair, and too deep nesting.
+    Environments and manifests are read by it.
+
+    Raises:
+        ValueError: the content is not JSON, is not valid Unicode, or is nested too deeply.
     """
     try:
         return msgspec.json.decode(utf8(content))
@@ -119,10 +137,13 @@ def json_data(content: bytes) -> Any:
 
 
 def yaml_data(content: bytes) -> Any:
-    """Return YAML as plain data.
+    """Return YAML as plain data: dicts, lists, texts and numbers.
 
-    Raises `ValueError` for other content, for an alias, which can stand for billions of nodes, and
-    for content that is larger or nested more deeply than any plan.
+    Plans in run folders are read by it.
+
+    Raises:
+        ValueError: the content is not YAML, is larger or nested more deeply than any plan, or has
+            an alias, which can stand for billions of nodes.
     """
     if len(content) > _MAX_YAML_BYTES:
         raise ValueError(f"larger than {_MAX_YAML_BYTES >> 20} MiB")
@@ -138,7 +159,10 @@ def yaml_data(content: bytes) -> Any:
 
 
 def spreadsheet_text(text: str) -> str:
-    """Return text for a CSV cell, with an apostrophe in front of what a spreadsheet would run."""
+    """Return text for a CSV cell; text that a spreadsheet would run gets an apostrophe in front.
+
+    Tables and profiler reports pass each text cell through it.
+    """
     with suppress(ValueError):
         float(text)
         return text
@@ -148,9 +172,10 @@ def spreadsheet_text(text: str) -> str:
 
 
 def printable(line: str) -> str:
-    """Return a line with question marks for control characters and reversals of text.
+    """Return a line that is safe to print on a terminal.
 
-    Tabs and line breaks are control characters.
+    Control characters, including tabs and line breaks, and characters that reverse text become
+    question marks. The console and all commands print foreign names and messages through it.
     """
     return "".join(
         letter if letter.isprintable() or letter == "\N{NO-BREAK SPACE}" else "?" for letter in line
@@ -158,10 +183,14 @@ def printable(line: str) -> str:
 
 
 def command_line(words: Sequence[str], program: Sequence[str] = ("perfexp",)) -> str | None:
-    """Return a command line that a terminal shows, and any shell reads, as it is.
+    """Return a command line that users can copy from the terminal into any shell.
 
-    None if there is no such line. For example, characters are invisible, or a backslash precedes a
-    quote or another one, which fish takes for an escape. csh replaces `!` in quotes, too.
+    None means that no line is safe: it has invisible characters, for example, or a backslash before
+    a quote or backslash, which fish reads as an escape, or `!`, which csh replaces even in quotes.
+
+    Args:
+        words: arguments, without quotes.
+        program: first words of the line.
     """
     line = shlex.join([*program, *words])
     is_ambiguous = any(text in line for text in _AMBIGUOUS) or not all(map(_is_visible, line))
@@ -176,6 +205,10 @@ def _is_visible(letter: str) -> bool:
 
 
 def _check_events(content: bytes) -> None:
+    """Raise `ValueError` for YAML that is dangerous to load; see `yaml_data`.
+
+    It parses the content into events, without building any nodes.
+    """
     depth = 0
     for number, event in enumerate(yaml.parse(content, Loader=_LOADER)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(

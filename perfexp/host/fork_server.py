@@ -1,4 +1,10 @@
-"""Client for the fork server, which forks workers that have already imported their modules."""
+"""Client for the fork server, which forks workers that have already imported their modules.
+
+Importing torch takes seconds. The parent process therefore starts a server
+(`perfexp.worker.server`) that imports it once, and each worker is a fork of that server.
+`host.process` calls `fork`; if forking is impossible (`Unforkable`), it starts a new interpreter
+instead.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +44,19 @@ weights_file: int | None = None
 
 
 class Unforkable(Exception):
-    """A process must be a new interpreter; the message gives the reason."""
+    """Raised with the reason why a worker must be a new interpreter."""
 
 
 class ForkedProcess:
-    """A forked process with the `subprocess.Popen` methods that `WorkerProcess` uses."""
+    """A forked process with the `subprocess.Popen` methods that `WorkerProcess` uses.
+
+    The process is a child of the server, so this process cannot wait for it as for its own
+    children.
+
+    Args:
+        pidfd: descriptor of the process, readable at its end (see pidfd_open(2)).
+        status: pipe that first has `READY`, and at the end the exit code as `STATUS`.
+    """
 
     returncode: int | None = None
 
@@ -75,7 +89,9 @@ class ForkedProcess:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def begin(self) -> None:
-        """Wait for the process to begin.
+        """Wait until the process runs.
+
+        `fork` calls it.
 
         Raises:
             Unforkable: the process hangs, because another thread held a lock at the fork.
@@ -87,6 +103,10 @@ class ForkedProcess:
             raise Unforkable("a forked process did not begin")
 
     def _read(self, size: int) -> bytes:
+        """Return up to `size` bytes from the status pipe.
+
+        They are empty at the pipe's end, or after 15 s of silence.
+        """
         if select.select([self._status], [], [], _FORK_SECONDS)[0]:
             return os.read(self._status, size)
         return b""
@@ -97,9 +117,10 @@ class ForkedProcess:
 
 
 class _Server:
-    """A fork server in its own session.
+    """A running fork server, and the socket for its requests.
 
-    It has the environment and the current folder of its start.
+    Its forks inherit the environment and the folder in which the server was started
+    (`surroundings`).
     """
 
     def __init__(self) -> None:
@@ -120,7 +141,12 @@ class _Server:
             )
 
     def ask(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
-        """Send a request.
+        """Send a request: modules to import, and for a fork also the module to run.
+
+        `prepare` and `fork` call it.
+
+        Args:
+            descriptors: descriptors that the forked process inherits.
 
         Raises:
             OSError: the server has ended.
@@ -128,7 +154,9 @@ class _Server:
         socket.send_fds(self.connection, [json.dumps(request).encode()], descriptors)
 
     def answer(self) -> tuple[dict[str, Any], list[int]]:
-        """Wait for the answer; return it with the received descriptors.
+        """Wait for the answer to a fork request; return it with the new process's descriptor.
+
+        An answer has the process id, or the reason for a refusal.
 
         Raises:
             OSError: the server has ended or hangs, or too many files are open.
@@ -153,9 +181,13 @@ _server: _Server | None = None
 
 
 def prepare(imports: Sequence[str] = ()) -> None:
-    """Start the server unless it runs; it imports the modules while this process goes on."""
+    """Start the server unless it runs, and let it import modules in the background.
+
+    The driver calls this while it composes the plan, so that the imports are done by the first
+    fork. Without a server nothing happens.
+    """
     with suppress(OSError, Unforkable):
-        _running().ask({"imports": list(imports)})
+        _running_server().ask({"imports": list(imports)})
 
 
 def fork(
@@ -163,7 +195,7 @@ def fork(
 ) -> ForkedProcess:
     """Fork a process that runs a module as `python -m` does, in its own session.
 
-    It ends with this process. It gets further arguments for its event descriptor and its parent.
+    It ends with this process. Its arguments are followed by its event descriptor and its parent.
 
     Args:
         imports: modules that the server imports before forking.
@@ -181,7 +213,7 @@ def fork(
         "folder": str(Path.cwd()),
     }
     try:
-        server = _running()
+        server = _running_server()
         server.ask(request, [log, events, status])
         answer, descriptors = server.answer()
     except BaseException as error:
@@ -200,7 +232,12 @@ def fork(
     return process
 
 
-def _running() -> _Server:
+def _running_server() -> _Server:
+    """Return the server; start it if it is missing, has ended, or has other surroundings than now.
+
+    Raises:
+        Unforkable: this operating system cannot fork a process with loaded frameworks.
+    """
     global _server
     if not sys.platform.startswith("linux") or not hasattr(os, "pidfd_open"):
         raise Unforkable(f"{sys.platform} forks no process with loaded frameworks")
@@ -224,7 +261,7 @@ def _discard() -> None:
 
 
 def _surroundings() -> tuple[Any, ...]:
-    """Return what a process inherits.
+    """Return what a forked process inherits, to find out whether the server must be started again.
 
     These are the environment, the module folder, the file mode, cores, priority and limits.
     """
@@ -236,7 +273,7 @@ def _surroundings() -> tuple[Any, ...]:
 
 
 def _forked() -> None:
-    """Leave the server to the parent: this process is a fork."""
+    """Leave the server to the parent; called in each fork of this process."""
     global _server
     if _server is not None:
         _server.connection.close()

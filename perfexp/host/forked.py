@@ -1,4 +1,8 @@
-"""Call functions in a forked copy of this process; its side effects are discarded."""
+"""Call functions in a forked copy of this process, so that their side effects are discarded.
+
+Counting a model's FLOPs and tracing its memory use this: both replace the model's tensors by
+stand-ins, which must never reach the measured model.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,8 @@ from perfexp.host import lifeline
 _TIMEOUT_SECONDS, _IDLE_SECONDS = 600.0, 15.0
 #: Longest time between closing the pipe and the end of the process.
 _END_SECONDS = 2.0
-#: Methods that transfer bytes; in a copy they raise, except on its pipe to the parent.
+#: Methods that transfer bytes. In a copy they raise, except on its pipe to the parent, which keeps
+#: them as attributes of the object.
 _TRANSFERS = {name: getattr(Connection, name) for name in ("_send", "_recv")}
 
 
@@ -76,26 +81,28 @@ class Forked:
         return result
 
     def _wait(self) -> None:
-        """Wait for an answer.
+        """Wait for an answer, up to 600 s in all and 15 s without any CPU time in the copy.
 
         Raises:
-            Ended: the copy works for too long, or is idle for too long.
+            Ended: the copy exceeds a limit, or has ended.
         """
-        copy, begun = psutil.Process(self._process.pid), time.monotonic()
-        worked, since = 0.0, begun
+        copy, start = psutil.Process(self._process.pid), time.monotonic()
+        cpu_seconds, last_active = 0.0, start
         while not self._connection.poll(1.0):
             now, times = time.monotonic(), copy.cpu_times()
-            if times.user + times.system > worked or copy.status() == psutil.STATUS_DISK_SLEEP:
-                worked, since = times.user + times.system, now
-            if now - begun > _TIMEOUT_SECONDS:
+            busy = times.user + times.system
+            if busy > cpu_seconds or copy.status() == psutil.STATUS_DISK_SLEEP:
+                cpu_seconds, last_active = busy, now
+            if now - start > _TIMEOUT_SECONDS:
                 raise Ended(f"a forked process did not answer within {_TIMEOUT_SECONDS:.0f} s")
-            if now - since > _IDLE_SECONDS:
+            if now - last_active > _IDLE_SECONDS:
                 raise Ended(
                     "a forked process waits for what it has no copy of, such as a thread or "
                     "another process"
                 )
 
     def _cause(self) -> str:
+        """Return why the copy ended: its exit code, or the signal's name."""
         code = self._process.exitcode
         if code is None or code >= 0:
             return f"exit code {code}"
@@ -115,7 +122,15 @@ class Forked:
 
 
 def _serve(function: Callable[..., Any], own: Connection, theirs: Connection, parent: int) -> None:
-    """Answer calls until the other end of the pipe is closed."""
+    """Call the function for each request, in the copy, until the other end of the pipe is closed.
+
+    An answer is a pair: the exception that the function raised or None, and its result.
+
+    Args:
+        own: the copy's end of the pipe.
+        theirs: the parent's end, which the copy inherits and closes.
+        parent: process id of the parent.
+    """
     theirs.close()
     _detach(parent, own)
     while True:
@@ -154,4 +169,5 @@ def _detach(parent: int, own: Connection) -> None:
 
 
 def _refuse(*_: Any) -> None:
+    """Replace a connection's transfer method in a copy."""
     raise RuntimeError("it uses processes that a copy can't share")

@@ -1,6 +1,7 @@
-"""GPU data sheets: facts from the files in conf/gpu.
+"""GPU data sheets: facts from the files in conf/gpu, such as peak FLOP rates.
 
-A fact that no sheet gives is None, never guessed.
+Rooflines, utilization and predictions compare measurements with them. A fact that no sheet gives is
+None, never guessed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(kw_only=True)
 class GpuFacts:
-    """Data-sheet figures of one device, dense (without structured sparsity)."""
+    """Data-sheet figures of one GPU, dense (without structured sparsity).
+
+    Peak FLOP rates are by number format, such as `fp16` or `tf32`; None means unknown. The keys
+    `gpu.facts.…` in `plan/key_descriptions.yaml` describe each fact.
+    """
 
     product: str | None = None
     architecture: str | None = None
@@ -34,18 +39,14 @@ class GpuFacts:
 
     @classmethod
     def of_node(cls, node: object) -> GpuFacts:
-        """Return the facts in a `facts` mapping.
+        """Return the facts in the `facts` mapping of a file or a plan.
 
         Unknown names are ignored, and anything but a mapping gives no facts.
         """
-        items = node.items() if isinstance(node, Mapping) else ()
-        return cls(
-            **{
-                name: value
-                for name, value in items
-                if name in cls.__dataclass_fields__ and value is not None
-            }
-        )
+        if not isinstance(node, Mapping):
+            return cls()
+        names = node.keys() & cls.__dataclass_fields__.keys()
+        return cls(**{name: node[name] for name in names if node[name] is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +62,15 @@ class GpuFile:
     facts: GpuFacts
 
     def is_of(self, product: str) -> bool:
-        """Return whether the file describes the device with this name."""
+        """Return whether the file describes the device with this product name."""
         return self.match is None or re.search(self.match, product, re.IGNORECASE) is not None
 
 
 def read(folders: Iterable[Path]) -> dict[str, GpuFile]:
-    """Return the files in the gpu group by name; a later folder wins.
+    """Return the files `gpu/*.yaml` of configuration folders, by name without the ending.
+
+    If several folders have a name, the last one counts. Plans, the doctor and rooflines read conf/
+    and the user's own folders.
 
     Raises:
         UserError: a file is invalid.
@@ -85,7 +89,11 @@ def read(folders: Iterable[Path]) -> dict[str, GpuFile]:
 
 
 def matching(files: Mapping[str, GpuFile], product: str) -> str | None:
-    """Return the name of the only file that matches a device; None for none or several."""
+    """Return the name of the only file that matches a device's product name.
+
+    None means that no file, or more than one, matches. A file without a pattern never does. With
+    gpu=auto it finds the data sheet of the detected GPU.
+    """
     names = [name for name, file in files.items() if product and file.match and file.is_of(product)]
     if len(names) == 1:
         return names[0]

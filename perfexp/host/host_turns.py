@@ -1,4 +1,9 @@
-"""Host turns: processes on one host take turns at work that needs the whole host."""
+"""Let processes on one host take turns at work that needs the whole host.
+
+On a cluster, the runs of a sweep share a node. Each measures on its own GPU, but energy and other
+host-wide measurements need a quiet host. All processes share one lock while they work, and one
+process holds it exclusively during its turn.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +21,13 @@ Turn = Callable[[], AbstractContextManager[None]]
 
 @contextmanager
 def joined(*, waiting: Callable[[str], None]) -> Iterator[Turn]:
-    """Let this process work beside others, and pause during their turns.
+    """Join the processes that take turns; used by a worker for as long as it measures.
 
-    Yield the function that takes a turn. A turn begins when every other process waits for its own
-    turn, which all of them do sooner or later.
+    Yield a function that returns a context manager: this process's turn. A turn begins when all
+    other processes have paused, each because it waits for its own turn or has ended.
 
     Args:
-        waiting: called with the reason before this process waits.
+        waiting: called with a status line before this process waits.
     """
     with locks.opened(_HOST) as host:
         _take(host, fcntl.LOCK_SH, waiting)
@@ -31,7 +36,7 @@ def joined(*, waiting: Callable[[str], None]) -> Iterator[Turn]:
 
 @contextmanager
 def _turn(host: int, waiting: Callable[[str], None]) -> Iterator[None]:
-    """Hold the host alone; all other processes wait.
+    """Hold the lock exclusively while entered: no other process measures.
 
     Work that the kernel or a device does for them goes on.
     """
@@ -44,11 +49,16 @@ def _turn(host: int, waiting: Callable[[str], None]) -> Iterator[None]:
 
 
 def _take(host: int, kind: int, waiting: Callable[[str], None]) -> None:
+    """Take the lock, after waiting if needed.
+
+    Args:
+        kind: `fcntl.LOCK_SH` to work beside others, `LOCK_EX` for a turn.
+    """
     if not locks.taken(host, kind):
         waiting("waiting for the host: other runs of the sweep are at work")
         fcntl.flock(host, kind)
 
 
 def free() -> AbstractContextManager[None]:
-    """Return a turn for a process that measures alone."""
+    """Return a turn that waits for nobody, for a process that measures alone."""
     return nullcontext()

@@ -1,4 +1,4 @@
-"""Installation: where the configuration groups are, and how to start Python processes."""
+"""Locate the configuration groups (conf/), and build commands that start Python processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def conf_dir() -> Path:
 def is_here_on_path() -> bool:
     """Return whether Python searches the current folder for modules.
 
-    `python -m perfexp` does, for example, but `perfexp` does not.
+    `python -m perfexp` does, for example, but `perfexp` does not. It decides whether new processes,
+    and messages about missing modules, consider that folder.
     """
     return "" in sys.path or str(Path.cwd()) in sys.path
 
@@ -37,6 +38,7 @@ def python_command(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module in a new process.
 
     The new process searches the current folder for modules only if this process does (`python -m
-    perfexp`). A foreign folder may contain a torch.py.
+    perfexp`). A foreign folder may contain a torch.py. Workers, the fork server and the tracker's
+    sender are started by it.
     """
     return [sys.executable, *([] if is_here_on_path() else ["-P"]), "-m", module, *arguments]

@@ -1,6 +1,8 @@
-"""Interrupts: Ctrl-C and signals that end a process.
+"""Turn Ctrl-C and signals that end a process into KeyboardInterrupt, at a safe time.
 
-They can be held while work must not be left half done.
+The entry point and long commands enter `handled`. Work that must not be left half done, such as
+moving a run's files, enters `held`, which delays the interrupt. Code that waits for descriptors
+adds `descriptors`, so that a held interrupt wakes it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from types import FrameType
 
 
 class _State:
-    """State for the signal handler; signals exist once per process.
+    """State shared with the signal handler; a process has its signals only once.
 
     Attributes:
         held: whether an interrupt has to wait.
@@ -33,15 +35,15 @@ class _State:
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the signals, as Ctrl-C does, and allow holding them.
+    """Raise KeyboardInterrupt at every signal of `_interrupting_signals`, and allow holding them.
 
-    Works only in the main thread.
+    Works only in the main thread. On leaving, the former handlers return.
     """
     _State.receive, _State.send = os.pipe()
     _State.last = None
     for descriptor in (_State.receive, _State.send):
         os.set_blocking(descriptor, False)
-    previous = {number: signal.signal(number, _arrived) for number in _numbers()}
+    previous = {number: signal.signal(number, _arrived) for number in _interrupting_signals()}
     try:
         yield
     finally:
@@ -54,9 +56,9 @@ def handled() -> Iterator[None]:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Hold interrupts until this block ends or `check` is called.
+    """Hold interrupts while entered; an interrupt that came is raised at the end.
 
-    Then KeyboardInterrupt is raised.
+    `check` raises it earlier, at a place that the block has chosen. Blocks may be nested.
     """
     before = _State.held
     try:
@@ -69,7 +71,10 @@ def held() -> Iterator[None]:
 
 
 def check() -> None:
-    """Raise KeyboardInterrupt if an interrupt came while it was held."""
+    """Raise KeyboardInterrupt if an interrupt came while it was held; the pipe is emptied.
+
+    Loops that wait for a worker call it between two waits.
+    """
     if _State.came:
         _State.came = False
         if _State.receive is not None:
@@ -79,18 +84,24 @@ def check() -> None:
 
 
 def ignore() -> None:
-    """Ignore interrupts once the exit code is settled."""
-    for number in _numbers():
+    """Ignore interrupts for the rest of the process.
+
+    `__main__` does so once the exit code is settled.
+    """
+    for number in _interrupting_signals():
         signal.signal(number, signal.SIG_IGN)
 
 
 def last() -> int | None:
-    """Return the number of the latest signal; None before the first."""
+    """Return the number of the latest signal; None before the first.
+
+    A cluster job uses it to tell the warning before its time limit from Ctrl-C.
+    """
     return _State.last
 
 
 def descriptors() -> list[int]:
-    """Return descriptors that become readable when a held interrupt comes.
+    """Return descriptors that become readable when a held interrupt comes; empty outside `handled`.
 
     Callers wait for them together with their own.
     """
@@ -99,7 +110,7 @@ def descriptors() -> list[int]:
     return [_State.receive]
 
 
-def _numbers() -> list[int]:
+def _interrupting_signals() -> list[int]:
     """Return the signals that interrupt.
 
     SIGUSR2 is the cluster's warning before a job's time limit. SIGHUP is left out if nohup ignores
@@ -110,6 +121,10 @@ def _numbers() -> list[int]:
 
 
 def _arrived(number: int, frame: FrameType | None) -> None:
+    """Handle a signal: raise KeyboardInterrupt.
+
+    While interrupts are held, record it instead, and wake the code that waits for descriptors.
+    """
     _State.last = number
     if not _State.held:
         raise KeyboardInterrupt

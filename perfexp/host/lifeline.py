@@ -1,6 +1,6 @@
-"""Lifeline: ties a process to its parent.
+"""Tie a process to its parent, so that nothing keeps running when the parent is killed.
 
-Nothing keeps running when the parent is killed.
+Workers, loader processes and forked copies call `die_with` first.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def die_with(parent: int) -> None:
 
 
 def _has_ended(process: int) -> bool:
+    """Return whether a process is gone, or is a zombie (state Z or X in /proc)."""
     try:
         state = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except OSError:

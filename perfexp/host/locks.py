@@ -1,4 +1,7 @@
-"""Lock files in a private user folder, released when their process ends."""
+"""Lock files in a private user folder, released when their process ends.
+
+They serialize what concurrent runs share: a device, the host, a download, a tracking store.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,13 @@ _descriptors: set[int] = set()
 
 @contextmanager
 def opened(name: str, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
-    """Open a lock file; closing it releases the lock.
+    """Open a lock file and yield its descriptor, without locking it; closing it releases the lock.
 
     A process forked in between does not hold the lock.
+
+    Args:
+        name: name of the lock, such as `host-turns`.
+        flags: flags for `os.open`.
 
     Raises:
         UserError: the lock folder is unusable.
@@ -51,7 +58,13 @@ def opened(name: str, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
 
 
 def taken(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
-    """Take a lock without waiting; return False if another process holds it."""
+    """Take a lock without waiting; return False if another process holds it.
+
+    Locks for devices and turns on the host use it.
+
+    Args:
+        operation: `fcntl.LOCK_EX`, or `LOCK_SH` for a lock that several processes may share.
+    """
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -60,7 +73,7 @@ def taken(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
 
 
 def sign(descriptor: int, purpose: str) -> None:
-    """Write into a lock file which process holds the lock, and why."""
+    """Write this process's id and purpose into a lock file, for messages of processes that wait."""
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps({"process": os.getpid(), "purpose": purpose}).encode(), 0)
 
@@ -68,7 +81,8 @@ def sign(descriptor: int, purpose: str) -> None:
 def owner_of(descriptor: int) -> str | None:
     """Return process and purpose of the lock holder, without control characters.
 
-    None means that the file does not name them.
+    None means that the file does not name them, for example because it is new. A process that waits
+    for a device or a tracking store shows it to the user.
     """
     try:
         facts = json.loads(os.pread(descriptor, 65536, 0))
@@ -80,16 +94,18 @@ def owner_of(descriptor: int) -> str | None:
 
 
 def lock_path(name: str) -> Path:
-    """Return the file for a lock.
+    """Return the file of a lock.
 
-    The path depends only on the user, not on the environment: a session and a batch job must meet
-    here. The file is never deleted, since a process may be waiting for it.
+    The path depends only on the user, not on the environment, so that a login session and a batch
+    job use the same file. The file is never deleted, since a process may be waiting for it.
     """
     return TEMPORARY / f"perfexp-{os.getuid()}" / f"{safe_name(name)}.lock"
 
 
 def private_folder() -> Path:
     """Return this user's private folder for temporary files.
+
+    Lock files, and caches of users without a home, are there.
 
     Raises:
         UserError: the folder cannot be made, or another user could have prepared it.

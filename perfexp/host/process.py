@@ -1,4 +1,9 @@
-"""Worker processes: started, read from, and ended with everything that they started."""
+"""Worker processes: start one, read its events, and end it with everything that it started.
+
+An event is a JSON object on one line of a pipe, such as `{"event": "block", "text": …}`. The
+supervisor of a run (`run.supervisor`) and queries about a machine (`run.worker_query`) use
+`WorkerProcess`.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +27,14 @@ from perfexp.host import foreign, fork_server, interrupts
 from perfexp.host.files import disk_error
 from perfexp.host.installation import python_command
 
-#: Time limit for ending after SIGTERM, and again after SIGKILL.
+#: Time limit for a process to end after SIGTERM, and again after SIGKILL.
 _GRACE_SECONDS = 5.0
 #: Time limit for a worker to end after its last event.
 _EXIT_SECONDS = 60.0
-#: Longest worker message; epochs and profiles are a few kilobytes.
-_MOST_BYTES = 64 << 20
+#: Longest event; epochs and profiles are a few kilobytes.
+_MAX_EVENT_BYTES = 64 << 20
 #: Poll interval on systems without pidfd_open.
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 Event = dict[str, Any]
 
@@ -40,7 +45,13 @@ def worker_command(*arguments: str) -> list[str]:
 
 
 class _EventFields(msgspec.Struct):
-    """Fields that all events share; each event kind has more."""
+    """Fields that every event may have; each kind has more.
+
+    Attributes:
+        patient: whether any silence is allowed after this event, for example during a long
+            compilation.
+        text: status line for the user.
+    """
 
     event: str
     patient: bool = False
@@ -48,14 +59,14 @@ class _EventFields(msgspec.Struct):
 
 
 class MessageError(Exception):
-    """A worker sent something other than an event.
+    """Raised if a worker sent something other than an event.
 
     Measured code may write into any pipe.
     """
 
 
 class SilenceError(Exception):
-    """A worker sent no event for too long.
+    """Raised if a worker sent no event for too long.
 
     Args:
         seconds: length of the silence.
@@ -111,9 +122,12 @@ class WorkerProcess:
     def _forked(
         command: Sequence[str], imports: Sequence[str], log: IO[bytes], send: int
     ) -> fork_server.ForkedProcess | None:
-        """Fork the worker; return None, with the reason in the log, if this is impossible.
+        """Fork the worker from the fork server.
+
+        Return None, with the reason in the log, if it must be a new interpreter.
 
         Args:
+            command: command of a new interpreter; its module and arguments are run.
             send: descriptor of the pipe for the worker's events.
         """
         module, *arguments = command[command.index("-m") + 1 :]
@@ -126,6 +140,7 @@ class WorkerProcess:
 
     @staticmethod
     def _started(command: Sequence[str], log: IO[bytes], send: int) -> subprocess.Popen[bytes]:
+        """Start the worker as a new interpreter, in its own session."""
         own = [
             f"--events-fd={send}",
             f"--parent={os.getpid()}",
@@ -144,7 +159,7 @@ class WorkerProcess:
         """Yield events until the worker has ended, without polling.
 
         After an event with `patient` set, any silence is allowed. After `finished`, only a short
-        silence is.
+        silence is. `run.worker_query.listen` passes them on to the progress display.
 
         Args:
             silence_seconds: longest time without an event; None for no limit.
@@ -157,7 +172,7 @@ class WorkerProcess:
         limit, finished, rest = silence_seconds, False, b""
         while (data := self._read(limit, finished=finished)) is not None:
             *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > _MOST_BYTES:
+            if len(rest) > _MAX_EVENT_BYTES:
                 raise MessageError("a message without an end")
             for line in lines:
                 try:
@@ -171,7 +186,9 @@ class WorkerProcess:
                 yield event
 
     def end(self) -> int:
-        """End the worker and everything that it started.
+        """End the worker and everything that it started: SIGTERM, then SIGKILL after 5 s.
+
+        `run.worker_query.listen` calls it after the last event, or after an error.
 
         Returns:
             Exit code, or minus the signal number.
@@ -204,7 +221,15 @@ class WorkerProcess:
         return self._process.returncode or 0
 
     def _read(self, limit: float | None, *, finished: bool) -> bytes | None:
-        """Return new data; None once the process has ended and everything was read."""
+        """Return new bytes from the pipe; None once the process has ended and everything was read.
+
+        Args:
+            limit: longest wait in seconds; None for no limit.
+
+        Raises:
+            SilenceError: nothing came within the limit.
+            KeyboardInterrupt: a held interrupt came.
+        """
         deadline = None if limit is None else time.monotonic() + limit
         while True:
             ended = self._wait(None if deadline is None else deadline - time.monotonic())
@@ -219,36 +244,31 @@ class WorkerProcess:
                 raise SilenceError(limit or 0.0, finished=finished)
 
     def _wait(self, seconds: float | None) -> bool:
-        """Wait for data, the end of the process, or the time limit.
+        """Wait until there is data or an interrupt, the process has ended, or the seconds are over.
 
         Return whether the process has ended.
         """
+        sources = [self._events, *interrupts.descriptors()]
+        timeout = None if seconds is None else max(seconds, 0.0)
         if not hasattr(os, "pidfd_open"):
-            slice_seconds = (
-                _LOOK_SECONDS if seconds is None else min(max(seconds, 0.0), _LOOK_SECONDS)
-            )
-            select.select([self._events, *interrupts.descriptors()], [], [], slice_seconds)
+            slice_seconds = _POLL_SECONDS if timeout is None else min(timeout, _POLL_SECONDS)
+            select.select(sources, [], [], slice_seconds)
             return self._process.poll() is not None
         if self._process.poll() is not None:
             return True
-        process = (
-            os.dup(self._process.pidfd)
-            if isinstance(self._process, fork_server.ForkedProcess)
-            else os.pidfd_open(self._process.pid)
-        )
+        if isinstance(self._process, fork_server.ForkedProcess):
+            pidfd = os.dup(self._process.pidfd)
+        else:
+            pidfd = os.pidfd_open(self._process.pid)
         try:
-            waited_for = [self._events, process, *interrupts.descriptors()]
-            ready = select.select(
-                waited_for, [], [], None if seconds is None else max(seconds, 0.0)
-            )[0]
+            return pidfd in select.select([*sources, pidfd], [], [], timeout)[0]
         finally:
-            os.close(process)
-        return process in ready
+            os.close(pidfd)
 
     def _others(self) -> list[psutil.Process]:
         """Return the worker's descendants and the rest of its session, without the worker.
 
-        The session may outlive the worker.
+        Some of them may outlive the worker.
         """
         processes: set[psutil.Process] = set()
         with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""Git commit of the working folder, and whether files changed.
+"""Git commit of the working folder, and whether files changed, for a run's environment facts.
 
 No code in the repository is run.
 """
@@ -19,7 +19,7 @@ _LIMIT_SECONDS = 10.0
 
 
 def facts() -> dict[str, Any] | None:
-    """Return the commit, and whether tracked files changed; None outside of git.
+    """Return `commit` and `dirty` (whether tracked files changed); None outside of git.
 
     To read changed files, git runs the filters in its configuration, which are programs. If the
     repository itself configures filters (`.git/config`), `dirty` is therefore None.
@@ -27,16 +27,18 @@ def facts() -> dict[str, Any] | None:
     commit = _run("rev-parse", "HEAD")
     if commit is None:
         return None
-    settings = _run("config", "--show-scope", "--name-only", "--list")
-    lines = [line.split(maxsplit=1) for line in (settings or "local filter.").splitlines()]
-    is_filtered = any(
+    # if git cannot list its settings, filters are assumed
+    settings = _run("config", "--show-scope", "--name-only", "--list") or "local filter."
+    lines = [line.split(maxsplit=1) for line in settings.splitlines()]
+    has_filters = any(
         scope in ("local", "worktree") and key.startswith("filter.") for scope, key in lines
     )
-    status = None if is_filtered else _run(*_STATUS)
+    status = None if has_filters else _run(*_STATUS)
     return {"commit": commit, "dirty": None if status is None else bool(status)}
 
 
 def _run(*arguments: str) -> str | None:
+    """Return the output of a git command; None if it fails or takes longer than 10 s."""
     try:
         done = subprocess.run(
             [*_GIT, *arguments],

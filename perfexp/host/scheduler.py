@@ -1,4 +1,7 @@
-"""Scheduler: the SLURM job around this process, and other use of its node."""
+"""The SLURM job around this process, and how other jobs use its node.
+
+The facts go into a run's environment; other jobs on the node may disturb its measurements.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ from typing import Any
 
 from perfexp.errors import UserError
 
-#: Time limit for a query to the controller, which delays a measurement.
-_PATIENCE_SECONDS = 10.0
+#: Time limit for a query to SLURM's controller, since the measurement waits for it.
+_TIMEOUT_SECONDS = 10.0
 #: Job facts, with the variable that SLURM sets.
 _VARIABLES = {
     "cluster": "SLURM_CLUSTER_NAME",
@@ -37,7 +40,10 @@ def node() -> str:
 
 
 def require_nodes(count: int) -> None:
-    """Raise UserError unless this process is in a SLURM job with `count` nodes."""
+    """Raise `UserError` unless this process is in a SLURM job with `count` nodes (`gpu.nodes`).
+
+    `main` and `measuring.ranks.nodes` call it.
+    """
     job, nodes = job_id(), environ.get("SLURM_JOB_NUM_NODES", "1")
     if job is None or nodes != str(count) or not environ.get("SLURMD_NODENAME"):
         here = "this is not in a job" if job is None else f"job {job} has {nodes}"
@@ -50,8 +56,8 @@ def require_nodes(count: int) -> None:
 def job_facts() -> dict[str, Any] | None:
     """Return the job's identity, its requests, and how other jobs use its node.
 
-    `others` counts the CPUs and GPUs that other jobs have at this moment; it is None if SLURM does
-    not list them. Outside of a job, return None.
+    None outside of a job. `others` counts the CPUs and GPUs that other jobs have at this moment;
+    see `_others`.
     """
     identifier = job_id()
     if identifier is None:
@@ -79,12 +85,14 @@ def job_facts() -> dict[str, Any] | None:
 
 
 def _others() -> dict[str, int] | None:
+    """Return how many CPUs and GPUs of this node other jobs have; None if SLURM lists none."""
     node = _shown("node", environ.get("SLURMD_NODENAME", ""))
     cpus, own_cpus = node.get("CPUAlloc", ""), environ.get("SLURM_CPUS_ON_NODE", "")
     if not cpus.isdigit() or not own_cpus.isdigit():
         return None
     own_gpus = len(list(filter(None, environ.get("SLURM_JOB_GPUS", "").split(","))))
-    used = re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", node.get("GresUsed", ""))  # gpu:l40s:2(IDX:0-1)
+    # for example gpu:l40s:2(IDX:0-1)
+    used = re.findall(r"\bgpu(?::[^:,(]+)?:(\d+)", node.get("GresUsed", ""))
     return {
         "cpus": max(0, int(cpus) - int(own_cpus)),
         "gpus": max(0, sum(map(int, used)) - own_gpus),
@@ -98,7 +106,7 @@ def _shown(kind: str, name: str) -> dict[str, str]:
     """
     try:
         command = ["scontrol", "--oneliner", "--details", "show", kind, name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return {}
     pairs = (word.partition("=") for word in done.stdout.split())

@@ -1,4 +1,8 @@
-"""Signature: whether this user gave a folder's command, by a key in the user's state folder."""
+"""Sign a plan with this user's key, to tell own folders from foreign ones.
+
+A run folder stores the command that began it, and resuming runs that command again. It is run only
+if the folder's signature is the user's. The key is a file in the user's state folder.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,10 @@ _NUM_BYTES = 32
 
 
 def of(content: bytes) -> str | None:
-    """Return the user's signature of some content; None where no key can be kept."""
+    """Return the user's signature of some content, in hexadecimal digits.
+
+    None means that no key can be stored or read.
+    """
     try:
         key = _key()
     except (OSError, PerfexpError):
@@ -27,7 +34,10 @@ def of(content: bytes) -> str | None:
 
 
 def is_of(mark: object, content: bytes) -> bool:
-    """Whether a mark is the user's signature of some content."""
+    """Return whether `mark`, read from a folder, is the user's signature of this content.
+
+    Plans and the places of sweeps are signed.
+    """
     own = of(content)
     return (
         own is not None
@@ -37,9 +47,10 @@ def is_of(mark: object, content: bytes) -> bool:
 
 
 def _key() -> bytes:
-    """Return the user's key, made if it is missing.
+    """Return the user's key (32 bytes), and create it if it is missing.
 
-    Raises `OSError` for a key that others can read, or may have made.
+    Raises:
+        OSError: other users can read the key, or may have created it.
     """
     path = user_folder("XDG_STATE_HOME", ".local/state") / "key"
     if not os.path.lexists(path):

@@ -1,4 +1,7 @@
-"""stdout and stderr that survive being closed or full during a measurement."""
+"""Make stdout and stderr survive being closed or full during a measurement.
+
+`__main__` calls `install` before anything else is imported.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from typing import Any, TextIO
 
 
 def install() -> None:
-    """Let stdout and stderr drop output that cannot be written.
+    """Replace stdout and stderr by streams that drop output that cannot be written.
 
-    stderr reports this once for stdout, unless a pipe's reader has ended, such as `head`. A
+    stderr reports a loss on stdout once, unless the reader of the pipe has ended, such as `head`. A
     descriptor that is closed at the start is opened on /dev/null, so that no results file gets its
     number.
     """
@@ -25,7 +28,9 @@ def install() -> None:
 class _Tolerant(io.RawIOBase):
     """Raw bytes for a descriptor, dropped after the first write error.
 
-    A warning on stderr reports an error on stdout once.
+    Args:
+        number: descriptor, 1 for stdout or 2 for stderr.
+        error: error that the descriptor already has; None while it can be written.
     """
 
     def __init__(self, number: int, error: OSError | None) -> None:
@@ -41,7 +46,7 @@ class _Tolerant(io.RawIOBase):
         return self._error is None and os.isatty(self._number)
 
     def write(self, data: Any) -> int:
-        """Write some of the bytes, or drop all of them; return the number."""
+        """Write some of the bytes, or drop all of them; return the number written or dropped."""
         while self._error is None:
             try:
                 return os.write(self._number, data)
@@ -49,9 +54,8 @@ class _Tolerant(io.RawIOBase):
                 select.select([], [self._number], [])
             except OSError as error:
                 self._error = error
-        if (
-            self._warns and self._error.errno != errno.EPIPE
-        ):  # else the reader has enough, like `head`
+        # at EPIPE the reader has enough, like `head`
+        if self._warns and self._error.errno != errno.EPIPE:
             print(
                 f"warning: stdout is closed ({self._error.strerror}); the rest of it is dropped",
                 file=sys.stderr,
@@ -61,7 +65,12 @@ class _Tolerant(io.RawIOBase):
 
 
 def _tolerant(number: int, stream: TextIO | None, error: OSError | None) -> TextIO:
-    """Return a text stream as Python creates it, for the same descriptor."""
+    """Return a text stream like Python's own for this descriptor, with the same encoding.
+
+    Args:
+        stream: Python's stream; None if the descriptor was closed at the start.
+        error: see `_Tolerant`.
+    """
     raw = _Tolerant(number, error)
     encoding: str | None = "utf-8"
     errors: str | None = "backslashreplace"

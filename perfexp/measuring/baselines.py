@@ -1,4 +1,9 @@
-"""Baselines: the plan's algorithm and torch's own choices compared on the whole call, in turns."""
+"""Baselines: the plan's algorithm and torch's own choices compared on the whole call, in turns.
+
+A contestant is one way to compute the call: the applied algorithm, or a baseline, such as torch's
+default. All contestants take turns in one process, so that each round's ratio is free of drifts.
+`procedure` compares after the timing; `perfexp.gain` does the same in a user's program.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -22,6 +27,10 @@ from perfexp.statistics.estimators import Interval
 from perfexp.statistics.moderated import geometric_mean
 from perfexp.timing import collecting, depth, queue, turns
 
+if TYPE_CHECKING:
+    from perfexp.convolution.applying import Applied
+
+#: Runs some work while a contestant computes the convolutions.
 _Runner = Callable[[Callable[[], Any]], Any]
 
 #: Turns per contestant, interleaved so that all run at the same clock; an even number is balanced.
@@ -33,13 +42,14 @@ _COLD_CALLS = 3
 
 
 class Method(StrEnum):
-    """How calls were timed: back to back in a pre-filled queue, as CUDA graphs, or by host."""
+    """How calls were timed: in a pre-filled queue, as CUDA graphs in it, or by the host's clock."""
 
     queue = "queue"
     graph = "graph"
     clock = "clock"
 
 
+#: Description of each method in a diagnostic.
 _HOW = {
     Method.queue: "launched kernel by kernel",
     Method.graph: "captured as CUDA graphs",
@@ -51,9 +61,9 @@ class BaselineComparison(NamedTuple):
     """Result of a comparison with all contestants launched the same way.
 
     Attributes:
-        series: time per call of each contestant.
-        speedups: the algorithm's speedup over each baseline; empty if the host kept the device
-            waiting.
+        series: seconds per call of each contestant.
+        speedups: the algorithm's speedup over each baseline, by name; empty if the host kept the
+            device waiting.
     """
 
     method: Method
@@ -68,10 +78,11 @@ def judge(
     device: Device,
     capture: collecting.Capture,
 ) -> None:
-    """Add the comparisons to a point, and discard cached choices that are slower end to end.
+    """Compare the algorithm with its baselines, and add series, speedups and diagnostics.
 
-    The first comparison launches calls kernel by kernel, if they fit the launch queue. On an
-    asynchronous device a second comparison uses captured calls only.
+    Cached choices of algorithms that turn out slower end to end are discarded. The first comparison
+    launches calls kernel by kernel, if they fit the launch queue. On an asynchronous device a
+    second comparison uses captured calls only.
 
     Args:
         call: call of the whole model.
@@ -86,20 +97,16 @@ def judge(
         try:  # last: a capture may change how an optimizer counts
             captured = compare(algorithm, call, device, capture)
         except Exception as error:
-            if plain is None or not (
-                isinstance(error, Unsupported) or device.is_out_of_memory(error)
-            ):
+            is_expected = isinstance(error, Unsupported) or device.is_out_of_memory(error)
+            if plain is None or not is_expected:
                 raise
             for baseline in algorithm.baselines():
                 point.metrics.append(_metric(member(CAPTURED_SPEEDUP, baseline), None, str(error)))
         else:
             assert captured is not None
-            is_slower |= _add(
-                point,
-                algorithm,
-                captured,
-                *([CAPTURED_SPEEDUP] if plain else [SPEEDUP, CAPTURED_SPEEDUP]),
-            )
+            # if calls do not fit the queue one by one, the captured calls give both speedups
+            families = [CAPTURED_SPEEDUP] if plain else [SPEEDUP, CAPTURED_SPEEDUP]
+            is_slower |= _add(point, algorithm, captured, *families)
     if plain is None and point.facts.get("device_method") == "queue":
         point.doubts.append(
             diagnostics.make("device_of_graph", what="the baselines were compared as calls")
@@ -116,10 +123,10 @@ def _add(
     """Add a comparison's series and speedups to a point; return whether a baseline is faster.
 
     Args:
-        families: metric families; each gets all speedups.
+        families: metric families, such as `speedup`; each gets a metric for each baseline.
     """
     point.series += compared.series
-    point.doubts += _doubts(compared, algorithm.name)
+    point.doubts += _slower_diagnostics(compared, algorithm.name)
     point.facts.setdefault("rivals_method", compared.method.value)
     starved = "the host kept the device waiting"
     point.metrics += [
@@ -132,7 +139,7 @@ def _add(
     )
 
 
-def _doubts(compared: BaselineComparison, algorithm: str) -> Iterator[Diagnostic]:
+def _slower_diagnostics(compared: BaselineComparison, algorithm: str) -> Iterator[Diagnostic]:
     """Yield a diagnostic for each baseline that the algorithm does not clearly beat."""
     for baseline, speedup in compared.speedups.items():
         assert speedup.low is not None and speedup.high is not None  # every round has a ratio
@@ -150,13 +157,17 @@ def _doubts(compared: BaselineComparison, algorithm: str) -> Iterator[Diagnostic
 
 
 def _metric(name: str, ratio: Interval | None, reason: str | None = None) -> Metric:
+    """Return the metric of a speedup; without a ratio it is missing, with the reason."""
     if ratio is None:
         return Metric.of(name, None, reason=reason)
     return Metric.of(name, ratio.value, low=ratio.low, high=ratio.high)
 
 
 class Contestant(Protocol):
-    """What runs a call in its own way and in the ways of its baselines; see `AppliedAlgorithm`."""
+    """An algorithm that runs work in its own way and in its baselines' ways.
+
+    See `AppliedAlgorithm`, which an applied plan of the user's program imitates.
+    """
 
     name: str
 
@@ -189,7 +200,7 @@ def compare(
         Unsupported: the captured call does not fit the launch queue either, or cannot be captured.
     """
     own_name = algorithm.name
-    if own_name in algorithm.baselines():
+    if own_name in algorithm.baselines():  # an algorithm per layer, compared with it everywhere
         own_name += "+layers"
     contestants = {own_name: _Turn(algorithm.run_eager, call, device, capture)}
     for name in algorithm.baselines():
@@ -223,8 +234,40 @@ def compare(
     return BaselineComparison(method, series, speedups)
 
 
+def gain(applied: Applied, call: collecting.Call) -> Interval:
+    """Return how much faster a call is with an applied plan, with its 95 % interval.
+
+    >>> import perfexp, torch
+    >>> module, images = torch.nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8)
+    >>> settings = {"gpu": "cpu", "tracking": "none", "stopping": "fixed", "input_size": 8}
+    >>> record = perfexp.measure(module, algorithm="gemm", output_dir="run", **settings)
+    >>> with perfexp.apply(module, "run") as applied:
+    ...     interval = gain(applied, lambda: module(images))
+    >>> interval.value > 0
+    True
+
+    Args:
+        applied: what `perfexp.apply` yields.
+        call: function without arguments that calls the module, for example a training step.
+
+    Raises:
+        Unsupported: the host keeps the device waiting, so there is no gain to measure.
+    """
+    applied.device.start()
+    compared = compare(applied, call, applied.device)
+    if compared is None or not compared.speedups:
+        raise Unsupported(
+            "the host keeps the device waiting, so a plan gains nothing: use a larger batch"
+        )
+    return compared.speedups["default"]
+
+
 class _Turn:
-    """The turns of a single contestant.
+    """The turns of a single contestant; each call takes one turn.
+
+    Attributes:
+        k: calls per sample.
+        possible: whether the call fits the launch queue.
 
     Args:
         runner: runs work while the contestant computes the convolutions.
@@ -248,13 +291,14 @@ class _Turn:
         runner(self._prepare)
 
     def _prepare(self) -> None:
+        """Make the first calls, capture the call if wanted, and choose the length of a turn."""
         for _ in range(_COLD_CALLS):
             self._call()
         self._device.synchronize()
         if self._capture is not None:
             self._call = self._capture()
         if self._device.asynchronous:
-            self.k, chunk, seconds = depth.fit(self._call, self._device)
+            self.k, chunk, seconds = depth.group_calls(self._call, self._device)
             self.possible = bool(chunk)
             if self._capture is not None and not chunk:
                 raise Unsupported("the call does not fit the launch queue even as a CUDA graph")
@@ -264,11 +308,11 @@ class _Turn:
         self._samples = max(_SAMPLES, round(_TURN_SECONDS / max(seconds * self.k, 1e-9)))
 
     def __call__(self) -> collecting.Samples:
-        """Return the samples of one turn, in seconds per call."""
+        """Take one turn and return its samples, in seconds per call."""
         samples: collecting.Samples = self._runner(partial(self._block, self._samples))
         return samples
 
     @property
     def starved(self) -> int:
-        """Return how many queue fills the host did not finish before the device began."""
+        """Return in how many fills of the queue the device had to wait for the host, so far."""
         return self._block.held.starved if isinstance(self._block, queue.Chain) else 0

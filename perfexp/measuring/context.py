@@ -1,4 +1,7 @@
-"""Context: what the passes over a point share and may use."""
+"""Context: what the passes over a point share and may use.
+
+The worker's workbench builds it once for all points, as a `Procedure`. Passes get it as `context`.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,8 @@ class Context:
         seed: seed for data and shuffling.
         group: the process group of all ranks; the current rank measures.
         compares_alone: whether all ranks together are compared with a single rank (probes.scaling).
-        checkpoint: returns the path of a training checkpoint, given its name (e.g. `best`).
+        checkpoint: returns the path of a training checkpoint, given its name (e.g. `best`); None
+            to write none.
         trained_weights: weights file to measure inference with; None for the loaded weights.
         memory_trace: traced peak of a point in bytes, or the largest batch for a memory size; None
             if not needed.
@@ -101,6 +105,7 @@ class Context:
     report: Callable[[str, Point], None] = lambda _, __: None
 
     def __post_init__(self) -> None:
+        """Build the timing of calls from the settings."""
         self.times = Times(
             device=self.device,
             stopping=self.stopping,
@@ -112,7 +117,7 @@ class Context:
         )
 
     def is_anchor(self, key: Key) -> bool:
-        """Return whether a point gets the extra passes."""
+        """Return whether a point gets the extra passes; a large sweep has three such points."""
         return self.anchors is None or (key.input_size, key.batch_size) in self.anchors
 
     def run_optional(
@@ -122,8 +127,13 @@ class Context:
 
         Args:
             metric: metric that is missing if the step fails, for example `algorithm/proof`.
+            action: the step, which adds its own metrics to the point.
             together: whether all ranks run the step. A failure then leaves the ranks out of step,
                 so it is raised.
+
+        Raises:
+            UserError: the plan is wrong.
+            Exception: the step's own error, if the device is lost or ranks are out of step.
         """
         self.progress(metric.rpartition("/")[2])
         try:
@@ -131,8 +141,8 @@ class Context:
         except Exception as error:
             # a wrong plan affects all points; on a lost device or with ranks out of step nothing
             # can follow
-            out_of_step = together and self.group.size > 1 and not isinstance(error, Unsupported)
-            if isinstance(error, UserError) or out_of_step or self.device.is_lost():
+            is_out_of_step = together and self.group.size > 1 and not isinstance(error, Unsupported)
+            if isinstance(error, UserError) or is_out_of_step or self.device.is_lost():
                 raise
             _, text = verdicts.verdict(error, self.device)
             point.metrics.append(Metric.of(metric, None, reason=text))
@@ -145,7 +155,16 @@ class Context:
         *,
         together: bool = False,
     ) -> None:
-        """Run an optional step with what is applied; do nothing for torch's own choice."""
+        """Run an optional step for the applied algorithm and for the attention backend.
+
+        Torch's own choices are left out. The metric that is missing after a failure is, for
+        example, `algorithm/proof`.
+
+        Args:
+            figure: last part of that metric's name.
+            action: the step, given what is applied.
+            together: see `run_optional`.
+        """
         for applied in self.applied:
             if applied.is_forced:
                 self.run_optional(
@@ -154,7 +173,10 @@ class Context:
 
     @contextmanager
     def step(self, key: Key) -> Iterator[tuple[Step, Batches]]:
-        """Yield a point's call with the loaded weights restored and the memory peak reset."""
+        """Yield a point's call and its batches, ready for the first call, on all ranks.
+
+        The loaded weights are restored and the memory peak is reset before.
+        """
         self.group.open(key)
         for applied in self.applied:
             applied.begin_point()
@@ -172,6 +194,7 @@ class Context:
 
     @contextmanager
     def _batches(self, key: Key, *, training: bool, epoch: int = 0) -> Iterator[Batches]:
+        """Open a point's batches, in the order of an epoch; with cache=rotate, inputs change."""
         # synthetic inputs stay the same: a graph may have captured them
         seed = self.seed + (_SEEDS_PER_EPOCH * epoch if self.data.labelled else 0)
         opened = self.data.open(
@@ -186,7 +209,11 @@ class Context:
             yield Rotating(batches, self.session, self.device.cache_bytes) if rotate else batches
 
     def first_call(self, step: Step, batches: Batches) -> float | None:
-        """Make a size's first call, outside all statistics; return the first training loss."""
+        """Make a point's first call, outside all statistics: it chooses kernels and fills caches.
+
+        Returns:
+            The loss of the first training step; None for inference.
+        """
         self.group.first()
         self.first_forward(batches)
         step.call()
@@ -200,16 +227,16 @@ class Context:
     @property
     def applied(self) -> list[AppliedAlgorithm]:
         """Return what is applied to the model: an algorithm, an attention backend, both or none."""
-        return [one for one in (self.algorithm, self.attention) if one is not None]
+        return [applied for applied in (self.algorithm, self.attention) if applied is not None]
 
     def first_forward(self, batches: Batches) -> None:
-        """Make a size's first forward pass."""
+        """Make a point's first forward pass, in which algorithms choose how to compute layers."""
         self.session.first_forward(batches.next())
         for applied in self.applied:
             applied.begin_call()
 
     def capture(self, step: Step, batches: Batches) -> collecting.Capture:
-        """Return a function that captures the call as a single launch."""
+        """Return a function that captures the call as a CUDA graph and returns the graph's call."""
         return lambda: graphed(step, self.session, constant=batches.constant).call
 
     def steps_per_epoch(self, batches: Batches) -> int | None:
@@ -223,14 +250,13 @@ class Context:
         """Return the FLOP/s of a matrix product on the CPU; None for other devices."""
         if self.device.identifier != "cpu":
             return None
-        from perfexp.measuring.probes.ceilings import (
-            host_flops_per_second,  # imports torch, which a scripted device does not need
-        )
+        # imports torch, which a scripted device does not need
+        from perfexp.measuring.probes.ceilings import host_flops_per_second
 
         return host_flops_per_second(self.session.formats.products)
 
     def work(self, step: Step, batches: Batches) -> Work | None:
-        """Count a call's analytic work.
+        """Count a call's analytic work, in MACs, FLOPs and bytes; None for a scripted model.
 
         The count uses torch's own convolutions, because an algorithm may multiply in its own way.
 

@@ -1,4 +1,8 @@
-"""Correctness: a model's deviation from plain fp32: no compiler, CUDA graph or changed layout."""
+"""Correctness: how much a model's outputs deviate from plain fp32.
+
+Plain means without compiler, CUDA graph, changed memory layout or forced algorithm. It is the pass
+for probes.correctness=true.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,8 @@ from perfexp.records.record import Metric, Point
 def add(context: Context, point: Point, batches: Batches) -> None:
     """Add the relative L2 error and the share of equal predictions, for a batch in evaluation mode.
 
+    A metric that cannot be computed is added with the reason.
+
     Raises:
         Unsupported: there is nothing to compare with.
     """
@@ -28,7 +34,7 @@ def add(context: Context, point: Point, batches: Batches) -> None:
     inputs = batches.next().inputs
     reference = partial(outputs_in_fp32, session.module, inputs)
     with session.inferring(), with_statistics(session.module, partial(session.eager, inputs)):
-        outputs = _captured(session, inputs) if context.graph else session.forward(inputs)
+        outputs = _replayed(session, inputs) if context.graph else session.forward(inputs)
         compute: Callable[[], Any] = reference
         if context.algorithm is not None:
             compute = partial(context.algorithm.run_baseline, "default", reference)
@@ -42,8 +48,8 @@ def add(context: Context, point: Point, batches: Batches) -> None:
         point.metrics.append(Metric.of(name, value, reason=missing))
 
 
-def _captured(session: Any, inputs: Any) -> Any:
-    """Return the outputs of a replayed graph."""
+def _replayed(session: Any, inputs: Any) -> Any:
+    """Capture the forward pass as a CUDA graph, replay it once, and return its outputs."""
     held: list[Any] = []
 
     def call() -> None:
@@ -57,9 +63,9 @@ def _captured(session: Any, inputs: Any) -> Any:
 def _agreement(outputs: Any, plain: Any) -> float | None:
     """Return the share of samples (or pixels) with the same class; None without class scores."""
     try:
-        scores = [main_output(one) for one in (outputs, plain)]
+        scores = [main_output(output) for output in (outputs, plain)]
     except UserError:
         return None
     # tokens have their scores last, (batch, tokens, vocabulary)
-    own, expected = (one.argmax(-1 if one.ndim == 3 else 1) for one in scores)
+    own, expected = (score.argmax(-1 if score.ndim == 3 else 1) for score in scores)
     return float((own == expected).double().mean())

@@ -1,4 +1,10 @@
-"""Graph fallback: the device time of a call that does not fit the launch queue as it is."""
+"""Graph fallback: the device time of a call that does not fit the launch queue as it is.
+
+Such a call has too many kernels, or it waits for the device. As a CUDA graph it is a single launch.
+If needed, what prevents the capture is left out: batches from the host are replaced by batches on
+the device, and synchronization is removed. A diagnostic says so. The energy pass and the layers
+pass make the same changes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +26,7 @@ from perfexp.timing import collecting
 
 #: Number of batches that replace data from the host; a training would memorize a single one.
 _HELD_BATCHES = 8
-#: Diagnostic for calls with such batches.
+#: Diagnostic for calls that are fed with such batches.
 HELD = diagnostics.make(
     "device_leaves_out", how="its batches are on the device already (data.pin_memory=true may help)"
 )
@@ -45,9 +51,11 @@ def add_device_time(
 ) -> None:
     """Add the `device` series of a call that did not fit the launch queue, or why there is none.
 
+    An error is recorded in a diagnostic, unless the device is lost.
+
     Args:
         point: a point with its whole call already timed.
-        capture: captures the call as a single launch.
+        capture: captures the call as a CUDA graph.
     """
     device = times.device
     try:
@@ -76,7 +84,11 @@ def add_device_time(
 
 @contextmanager
 def on_held_batches(step: Step, batches: Batches, session: Session) -> Iterator[bool]:
-    """Feed calls with batches on the device; yield whether their own batches come from the host."""
+    """Feed calls with batches on the device while entered.
+
+    Yield True if that is a change, because their own batches come from the host. A few batches are
+    copied to the device and take turns.
+    """
     if on_device(batches):
         yield False
         return
@@ -91,7 +103,10 @@ def on_held_batches(step: Step, batches: Batches, session: Session) -> Iterator[
 
 @contextmanager
 def without_waits(step: Step, session: Session, device: Device) -> Iterator[str | None]:
-    """Remove a call's synchronization while entered, if possible; yield the change made, or None.
+    """Remove a call's synchronization while entered, if possible.
+
+    Yield a description of the change; None if the call does not synchronize, or the model offers no
+    other way.
 
     Args:
         step: a step that has been called before.

@@ -1,4 +1,9 @@
-"""Layers pass: a point's call time layer by layer, in a separate process after the timing."""
+"""Layers pass: a point's call time layer by layer, in a separate process after the timing.
+
+The result is a point of its own; its facts hold a line for each layer and pass (forward,
+backward). `worker.points` calls `dissect` for each timed point (probes.layers). The module
+`layers` explains the terms.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +36,12 @@ _WARMUP_SECONDS = 0.15
 
 
 def dissect(context: Context, key: Key, timed: Point | None, *, first: bool = True) -> Point:
-    """Measure a point's layers as a separate point; an error becomes its status.
+    """Measure a point's layers and return them as a separate point; an error becomes its status.
 
     Args:
         key: key of the layers point.
         timed: the timed point, for comparison with the layer sum; None if there is none.
-        first: whether this process has not profiled a point before.
+        first: whether this process has not profiled a point before; the first profile is slow.
 
     Raises:
         UserError: the plan asks for something that no point can do.
@@ -56,13 +61,22 @@ def dissect(context: Context, key: Key, timed: Point | None, *, first: bool = Tr
 def not_tried(key: Key, timed: Point | None) -> Point:
     """Return a layers point for a call that could not be timed: profiling it would fail again."""
     point = Point(key=key, status=Status.OK)
-    _add_reason(
-        point, f"not tried: the call was not timed ({timed.status.value if timed else 'no result'})"
-    )
+    outcome = timed.status.value if timed else "no result"
+    _add_reason(point, f"not tried: the call was not timed ({outcome})")
     return point
 
 
 def _dissect(context: Context, point: Point, timed: Point | None, first: bool) -> None:
+    """Profile the layers of a point's call and add them, or the reason why there are none.
+
+    The call is the same as for the timed point's device time: captured as a graph, without
+    synchronization or on batches that are on the device already, if that was.
+
+    Args:
+        point: the layers point to add to.
+        timed: the timed point; None if there is none.
+        first: whether this is the process's first profile.
+    """
     session: Any = context.session
     if not hasattr(session, "module"):
         _add_reason(point, "the model is scripted: it has no layers")
@@ -77,8 +91,8 @@ def _dissect(context: Context, point: Point, timed: Point | None, first: bool) -
     data_left_out = timed is not None and graph_fallback.HELD in timed.doubts
     from perfexp.measuring.layers.profiling import (
         profile_layers,  # imports torch, which a scripted model does not need
+        stamp_layers,
     )
-    from perfexp.measuring.layers.stamps import stamp_layers
 
     with context.step(timed_key(point.key)) as (step, batches):
         context.first_call(step, batches)
@@ -136,6 +150,7 @@ def _captured(context: Context, step: Step, batches: Batches) -> Step | None:
 
 
 def _warm_up(call: Callable[[], object], context: Context) -> None:
+    """Make calls for `_WARMUP_SECONDS`."""
     start_ns = context.device.now_ns()
     while (context.device.now_ns() - start_ns) * 1e-9 < _WARMUP_SECONDS:
         call()
@@ -146,6 +161,10 @@ def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: Algorithm
     """Add the algorithm that each convolution's forward pass ran, as its kernels show.
 
     A diagnostic is added if that is not the requested algorithm.
+
+    Args:
+        lines: the layer lines; `ran` is set in those of convolutions.
+        report: the algorithm requested for each layer.
     """
     forward: dict[str, list[Line]] = {}
     for line in lines:
@@ -160,9 +179,8 @@ def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: Algorithm
     for path, of_layer in forward.items():
         kernels[path] = [name for line in of_layer for name in line.kernels]
     judged = families.judge_forward(report, kernels)
-    ran = {
-        layer.name: layer.passes[0].ran for layer in judged.layers if layer.passes
-    }  # the first pass is forward
+    # the first pass is forward
+    ran = {layer.name: layer.passes[0].ran for layer in judged.layers if layer.passes}
     for path, of_layer in forward.items():
         for line in of_layer:
             line.ran = ran.get(path)
@@ -176,19 +194,25 @@ def _add_kernels_that_ran(point: Point, lines: Sequence[Line], report: Algorithm
 
 
 def _add_own_choice(lines: Sequence[Line]) -> None:
-    """Add the algorithm of forward passes without a requested algorithm, from their kernels."""
+    """Set the algorithm that torch chose for a convolution's forward pass, from its kernels."""
     for line in lines:
         if line.convolution and line.ran is None and line.key and line.key.which is Pass.forward:
             line.ran = families.forward_algorithm(line.kernels)
 
 
 def _add_reason(point: Point, reason: str) -> None:
+    """Add why there are no layer times, as the reason of a missing metric."""
     point.metrics.append(Metric.of(CLOSURE, None, reason=reason))
 
 
 def _add_times(
     point: Point, times: LayerTimes, lines: list[Line], unprofiled: Interval | None
 ) -> None:
+    """Add the layer lines as facts, and metrics for how well their sum matches the call.
+
+    Args:
+        unprofiled: seconds of the call without profiling, with their interval; None if unknown.
+    """
     point.facts["layers"] = {
         "method": times.method,
         "calls": times.calls,

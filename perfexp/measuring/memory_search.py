@@ -1,4 +1,8 @@
-"""Memory search: whether a batch fits, and which smaller batch fits after running out of memory."""
+"""Memory search: whether a batch fits, and which smaller batch fits after running out of memory.
+
+`procedure` searches after a point that ran out of memory; `worker.points` tries batches one by one
+for `batch_size=max`.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from perfexp.measuring.modes import graphed
 from perfexp.records.quantities import FITTING_BATCH
 from perfexp.records.record import Key, Metric, Point, Status
 
-#: Two, because the optimizer holds its own tensors from the first step on.
+#: Calls after the first: two, because the optimizer holds its own tensors from the first step on.
 _CALLS = 2
 
 
@@ -44,7 +48,13 @@ def _batch_that_fits(context: Context, key: Key) -> int | None:
 
 
 def try_calls(context: Context, key: Key) -> Point:
-    """Make a point's first calls; return a point with the outcome and the memory used."""
+    """Make a point's first calls; return a point with the outcome and the memory used.
+
+    Nothing is timed. An error becomes the status, `oom` if the memory is not enough.
+
+    Raises:
+        UserError: the plan is wrong.
+    """
     point = Point(key=key, status=Status.OK)
     try:
         with context.step(key) as (step, batches):

@@ -1,4 +1,10 @@
-"""Times: the series of a point's undisturbed calls (one or three), and the phases of a call."""
+"""Times: the series of a point's undisturbed calls (one or three), and the phases of a call.
+
+A series is the list of samples of one time, in seconds per call. A synchronous device (CPU) gets
+`latency`. An asynchronous device (GPU) gets `throughput` (calls in a loop), `latency` (isolated
+calls) and `device` (the GPU alone, behind a pre-filled launch queue). The phases of a call, such as
+forward and backward, are timed in a pass of their own. `measuring.procedure` owns a `Times`.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +28,7 @@ from perfexp.records.quantities import DATA_SHARE, HOST_SECONDS, PHASES
 from perfexp.records.record import Key, Metric, Point
 from perfexp.statistics import estimators
 from perfexp.timing import collecting, depth, queue
-from perfexp.timing.conditions import Observer
-from perfexp.timing.loaded import LoadReader
-from perfexp.timing.settling import settle
+from perfexp.timing.conditions import LoadReader, Observer
 from perfexp.timing.stopping import Monitor, StoppingRule
 
 #: Relative difference between a call's phase sum and the whole call that raises a diagnostic.
@@ -35,7 +39,7 @@ _RESOLUTION_TOLERANCE = 0.01
 _COOLING_SECONDS = 1.0
 
 
-class _Counted:
+class _CountingCall:
     """A call that counts its invocations."""
 
     def __init__(self, call: collecting.Call) -> None:
@@ -48,7 +52,7 @@ class _Counted:
 
 @dataclass(kw_only=True)
 class Times:
-    """Times points in turn; the work on one point warms the device up for the next.
+    """Times points one after the other; the work on one point warms the device up for the next.
 
     Attributes:
         stopping: rule that ends each series.
@@ -68,29 +72,26 @@ class Times:
     progress: Callable[[str], None]
     takes_call_times: bool = True
     reads_load: bool = True
-    #: The last point, the seconds of work on its calls, and when that work ended.
+    #: The last point, the seconds of work on its calls, and when that work ended in nanoseconds.
     _last: tuple[Key, float, int] | None = None
 
     def __post_init__(self) -> None:
         self._load = LoadReader(self.device.load_queries() if self.reads_load else {})
 
     def whole(self, point: Point, call: collecting.Call, *, on_device: bool) -> None:
-        """Add the series of the undisturbed call.
-
-        A synchronous device gets one series. An asynchronous device gets up to three: throughput,
-        latency and device time.
+        """Add the series of the undisturbed call to the point.
 
         Args:
             on_device: whether the data is already on the device. If it is not, the series do not
                 take turns, because a data loader would catch up during the other series.
         """
         if self.device.asynchronous:
-            self._asynchronous(point, call, takes_turns=on_device)
+            self._time_asynchronous(point, call, takes_turns=on_device)
         else:
-            self._synchronous(point, call)
+            self._time_synchronous(point, call)
 
     def worked(self, point: Point, seconds: float) -> None:
-        """Record that the device has worked on a point's calls until now.
+        """Remember that the device has worked on a point's calls until now.
 
         Args:
             seconds: untimed work to add to the timed calls.
@@ -98,7 +99,11 @@ class Times:
         self._last = (point.key, verdicts.device_seconds(point) + seconds, time.perf_counter_ns())
 
     def worked_seconds(self, point: Point) -> float:
-        """Return how long the device has worked on a point's calls without a pause until now."""
+        """Return the seconds that the device has worked on a point's calls, up to now.
+
+        They shorten the plateau of the energy measurement. They are 0 after a pause of a second, in
+        which the device cools, and for another point.
+        """
         if (
             self._last is None
             or self._last[0] != point.key
@@ -116,6 +121,8 @@ class Times:
     ) -> None:
         """Add the device time of a call that did not fit the launch queue, timed as a CUDA graph.
 
+        `graph_fallback` calls this, after changing the call if necessary.
+
         Args:
             capture: captures the call as a single launch.
             changes: diagnostics about parts that the call now leaves out. With any of them, the
@@ -125,9 +132,10 @@ class Times:
             Waits: the call synchronizes.
             Unsupported: the call can't be captured for another reason.
         """
+        # calls per sample, and samples that fit the launch queue
         k, chunk, method = 1, 0, "queue"
         if changes:
-            k, chunk, *_ = depth.fit(call, self.device, self._flush())
+            k, chunk, *_ = depth.group_calls(call, self.device, self._flush())
         if not chunk:
             self.progress("capturing a graph")
             if self.cache is Cache.rotate:
@@ -135,7 +143,7 @@ class Times:
                     "a graph reads the same inputs in every call, which cache=rotate rules out"
                 )
             method, call = "graph", capture()
-            k, chunk, *_ = depth.fit(call, self.device, self._flush())
+            k, chunk, *_ = depth.group_calls(call, self.device, self._flush())
             if not chunk:
                 raise Unsupported("the call does not fit the launch queue even as a CUDA graph")
         self._take_device(point, GRAPH if method == "graph" else "device", call, chunk, k)
@@ -152,7 +160,7 @@ class Times:
             Unsupported: the call can't be captured, or its graph does not fit the launch queue.
         """
         call = capture()
-        k, chunk, *_ = depth.fit(call, self.device)
+        k, chunk, *_ = depth.group_calls(call, self.device)
         if not chunk:
             raise Unsupported("the call does not fit the launch queue even as a CUDA graph")
         self._take_device(point, GRAPH, call, chunk, k)
@@ -160,12 +168,21 @@ class Times:
     def _take_device(
         self, point: Point, name: str, call: collecting.Call, chunk: int, k: int
     ) -> None:
+        """Take a series of device times behind a pre-filled queue, with its diagnostics.
+
+        Args:
+            name: series name.
+            chunk: samples that fit the launch queue.
+            k: calls per sample.
+        """
         chain = self._chain(call, chunk, k)
         self._take(point, [self._collector(name, chain, k)])
         self._judge_device(point, chain, name)
 
     def phases(self, point: Point, step: Step, *, on_device: bool) -> None:
         """Time a call's phases in a separate pass and compare their sum with the whole call.
+
+        A sum that deviates by more than 5 % gets a diagnostic.
 
         Args:
             point: a point with its whole call already timed.
@@ -180,12 +197,12 @@ class Times:
         block = queue.Segments(step.segments, self.device, chunk)
         collector = self._collector("phases", block)
         collecting.collect([collector], self.device.now_ns, verdicts.busy_seconds(point))
-        taken, whole_call = collector.series(), collector.samples
+        sums_series, sums = collector.series(), collector.samples
         for name, seconds in block.parts().items():
             point.series.append(
-                msgspec.structs.replace(taken, name=f"phase/{name}", samples=seconds.tolist())
+                msgspec.structs.replace(sums_series, name=f"phase/{name}", samples=seconds.tolist())
             )
-        sums = whole_call[taken.warmup :]
+        sums = sums[sums_series.warmup :]
         data = point.find_series("phase/data")
         if data is not None:
             share = sum(data.measured) / float(sums.sum())
@@ -196,9 +213,8 @@ class Times:
             if series and series.measured and (on_device or name not in DEVICE_TIMES):
                 whole = series
                 break
-        if (
-            whole is None or self.cache is Cache.flush
-        ):  # the phases follow one another, with warm caches
+        # with cache=flush only the whole call begins with empty caches
+        if whole is None or self.cache is Cache.flush:
             return
         # a loader delivers in bursts, which medians do not show but means do
         average = estimators.median_interval if on_device else estimators.mean_interval
@@ -215,20 +231,26 @@ class Times:
                 diagnostics.make("phases_disagree", ratio=ratio, whole=whole.name, why=why)
             )
 
-    def _synchronous(self, point: Point, call: collecting.Call) -> None:
+    def _time_synchronous(self, point: Point, call: collecting.Call) -> None:
+        """Take the only series of a synchronous device, `latency`."""
         chain = collecting.HostChain(call, self.device, self._flush())
         self._take(
             point, [self._collector("latency", chain, percentiles=self.percentiles, of_rate=True)]
         )
 
-    def _asynchronous(self, point: Point, call: collecting.Call, *, takes_turns: bool) -> None:
-        counted, flush = (
-            _Counted(call),
-            self._flush(),
-        )  # the calls that find the queue depth also warm the device up
-        k, chunk, call_seconds = depth.fit(counted, self.device, flush)
+    def _time_asynchronous(self, point: Point, call: collecting.Call, *, takes_turns: bool) -> None:
+        """Take throughput, latency and device time, as far as the plan and the call allow.
+
+        The call has no device time if it does not fit the launch queue; see `graph_fallback`.
+
+        Args:
+            takes_turns: whether the series alternate block by block; if not, one follows another.
+        """
+        # the calls that find the queue depth also warm the device up
+        counting_call, flush = _CountingCall(call), self._flush()
+        k, chunk, call_seconds = depth.group_calls(counting_call, self.device, flush)
         collector = partial(self._collector, takes_turns=takes_turns)
-        collectors, warm = [], counted.calls * call_seconds
+        collectors, warm_seconds = [], counting_call.calls * call_seconds
         if flush is None:  # flushing between the calls would break up the loop
             collectors.append(
                 collector("throughput", queue.Loop(call, self.device, k), k, of_rate=True)
@@ -243,20 +265,26 @@ class Times:
         if self.takes_call_times:
             point.facts["device_method"] = "queue" if chunk else "none"
             if flush is None:
-                self._add_host_seconds(point, counted, chunk * k, call_seconds)
+                self._add_host_seconds(point, counting_call, chunk * k, call_seconds)
         else:
             chunk = 0
         if chunk:
             chain = self._chain(call, chunk, k)
             collectors.append(collector("device", chain, k))
-        for together in [collectors] if takes_turns else [[one] for one in collectors]:
-            self._take(point, together, warm)
+        for together in [collectors] if takes_turns else [[single] for single in collectors]:
+            self._take(point, together, warm_seconds)
         if chunk:
             self._judge_device(point, chain, "device")
 
     def _add_host_seconds(
         self, point: Point, call: collecting.Call, calls: int, call_seconds: float
     ) -> None:
+        """Add the host time to issue a call, or why it is unknown.
+
+        Args:
+            calls: calls that fit the launch queue; 0 if none does.
+            call_seconds: device seconds per call.
+        """
         host, reason = None, None
         if calls:
             host = depth.issue_seconds(call, self.device, calls, call_seconds)
@@ -267,6 +295,7 @@ class Times:
         point.metrics.append(Metric.of(HOST_SECONDS, host, reason=reason))
 
     def _chain(self, call: collecting.Call, chunk: int, k: int) -> queue.Chain:
+        """Return the timer of device times; while its queue drains, clock and power are read."""
         return queue.Chain(
             call, self.device, chunk, k, flush=self._flush(), draining=self._load.draining
         )
@@ -279,6 +308,15 @@ class Times:
         percentiles: Sequence[float] = (),
         **options: bool,
     ) -> collecting.Collector:
+        """Return the collector of a series, with a monitor from the point's stopping rule.
+
+        Args:
+            block: timer that returns a number of samples, in seconds per call.
+            k: calls per sample.
+            percentiles: percentiles that need an interval before the series may end.
+            options: further arguments for the rule's `begin`.
+        """
+
         def begin(busy_seconds: float) -> Monitor:
             self.progress(name)
             return self.stopping.begin(
@@ -290,7 +328,9 @@ class Times:
     def _take(
         self, point: Point, collectors: Sequence[collecting.Collector], warm_seconds: float = 0.0
     ) -> None:
-        """Time several series in turns.
+        """Take several series in turns; add them and the device's conditions to the point.
+
+        After an error, the samples so far are added, too.
 
         Args:
             warm_seconds: time that the device has just spent on the point's calls outside its
@@ -317,15 +357,15 @@ class Times:
             self.worked(point, 0.0)
 
     def _settle(self, point: Point, collectors: Sequence[collecting.Collector]) -> float:
-        """Wait once per point for the steady state that the stopping rule requires.
+        """Warm the device up until it is steady, once per point, if the stopping rule asks for it.
 
         Returns:
-            Seconds spent on calls while waiting.
+            Seconds spent on calls; 0 without a warm-up.
         """
         most_seconds = self.stopping.settling_seconds
         if not most_seconds or "settling_seconds" in point.facts:
             return 0.0
-        seconds, changes = settle(collectors, self.device, most_seconds, self.progress)
+        seconds, changes = collecting.settle(collectors, self.device, most_seconds, self.progress)
         point.facts["settling_seconds"] = round(seconds, 3)
         if changes:
             how = (
@@ -336,9 +376,9 @@ class Times:
         return seconds
 
     def _carried_seconds(self, key: Key) -> float:
-        """Return how long the device has worked on the previous point.
+        """Return the seconds of the previous point's work that count as this point's warm-up.
 
-        The result is 0 unless that point differs only in input size and has just ended.
+        They are 0 unless that point differs only in input size and has just ended.
         """
         if self._last is None:
             return 0.0
@@ -349,12 +389,18 @@ class Times:
         return 0.0
 
     def _idle_seconds(self) -> float:
+        """Return the seconds since the last work on a point; infinity before the first point."""
         if self._last is None:
             return math.inf
         return (time.perf_counter_ns() - self._last[2]) * 1e-9
 
     def _judge_device(self, point: Point, chain: queue.Chain, name: str) -> None:
-        """Add the bottleneck of the loop and diagnostics about the device time."""
+        """Add what limits the loop (`bound_by`), and diagnostics about the series of device times.
+
+        Args:
+            chain: timer that took the series.
+            name: series name.
+        """
         device, series = self.device, point.find_series(name)
         if "bound_by" not in point.facts:  # once: `device/graph` may follow `device`
             verdicts.judge_bound(point)
@@ -370,4 +416,5 @@ class Times:
                 )
 
     def _flush(self) -> collecting.Call | None:
+        """Return the function that empties the caches before a call; None unless cache=flush."""
         return self.device.flush_cache if self.cache is Cache.flush else None

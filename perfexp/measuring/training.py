@@ -1,4 +1,7 @@
-"""Training: training results other than times, and a model's accuracy."""
+"""Training results other than times (losses, epoch time), and a model's accuracy.
+
+Used by `procedure` after the timing, and by `epochs` after each epoch.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ def add_figures(
 ) -> None:
     """Add the first and last step's losses and the seconds per epoch.
 
+    A loss that is infinite or NaN is missing, and the point gets a diagnostic.
+
     Args:
+        first_loss: loss of the point's first step; None if there was none.
         steps_per_epoch: None for endless data.
     """
     not_finite = {}
@@ -40,7 +46,7 @@ def add_figures(
 
 
 def can_evaluate(session: Session, data: Data) -> bool:
-    """Return whether the data has real labels for the model's classes."""
+    """Return whether the data has real labels, as many classes as the model predicts."""
     return data.labelled and data.num_classes == session.num_classes
 
 
@@ -57,7 +63,12 @@ def add_accuracy(
     opened: Callable[[], AbstractContextManager[Batches]],
     progress: Callable[[str], None],
 ) -> None:
-    """Add the top-1 accuracy over an untimed pass of the evaluation data, or why there is none."""
+    """Add the top-1 accuracy over an untimed pass of the evaluation data, or why there is none.
+
+    Args:
+        opened: opens the evaluation data.
+        progress: called with a status line before the pass.
+    """
     if not can_evaluate(session, data):
         point.metrics.append(no_accuracy(session, data))
         return
@@ -68,9 +79,10 @@ def add_accuracy(
 
 
 class Evaluation:
-    """Untimed passes over the evaluation data.
+    """Untimed passes over the evaluation data, which count correct predictions.
 
     Args:
+        batches: evaluation data, opened by the caller.
         graphs: whether to use a CUDA graph for batches that come in the same tensors each time.
             Without it, many small launches would keep the device waiting. If the capture fails,
             kernels are launched as usual.
@@ -78,12 +90,14 @@ class Evaluation:
 
     def __init__(self, session: Session, batches: Batches, *, graphs: bool = False) -> None:
         self._session, self._batches, self._can_capture = session, batches, graphs
+        #: Batch in the tensors that the graph reads; None without a graph.
         self._captured: Batch | None = None
         self._replay: Callable[[], object] = lambda: None
+        #: Correct predictions and predictions of the last replay, which overwrites both.
         self._counts: tuple[Any, Any] = 0, 0
 
     def accuracy(self) -> float | None:
-        """Return the top-1 accuracy of a full pass; None without predictions."""
+        """Make a full pass and return the top-1 accuracy, a fraction; None without predictions."""
         correct = total = 0
         with self._session.evaluating():
             for batch in self._batches.epoch():
@@ -93,7 +107,10 @@ class Evaluation:
         return correct / total if total else None
 
     def _count(self, batch: Batch) -> tuple[Any, Any]:
-        """Return the number of correct predictions and of predictions; a replay overwrites both."""
+        """Return a batch's numbers of correct predictions and of predictions.
+
+        They may still be on the device; the next replay overwrites them.
+        """
         if self._can_capture:
             self._capture(batch)
         if batch is self._captured:
@@ -102,6 +119,7 @@ class Evaluation:
         return self._session.correct(self._session.forward(batch.inputs), batch.targets)
 
     def _capture(self, batch: Batch) -> None:
+        """Try once to capture the counting of this batch as a CUDA graph."""
         session, self._can_capture = self._session, False
 
         def count() -> None:

@@ -1,4 +1,7 @@
-"""Verdicts: conclusions from a point's measurements: status, bottleneck, cycles, epoch time."""
+"""Verdicts: conclusions from a point's measurements: status, bottleneck, cycles, epoch time.
+
+Most functions here add a fact, a metric or a diagnostic to the point that they are given.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,20 @@ _BUSY_SHARE = 0.1
 
 
 def verdict(error: Exception, device: Device) -> tuple[Status, str]:
-    """Return the status and error text of a point after an exception."""
+    """Return the status and error text of a point after an exception.
+
+    The status is `unsupported`, `oom` if memory ran out on host or device, or else `failed`.
+    """
     if isinstance(error, Unsupported):
         return Status.UNSUPPORTED, str(error)
     text = f"{type(error).__name__}: {error}".strip()
-    return Status.OOM if isinstance(error, OutOfMemory) or device.is_out_of_memory(
-        error
-    ) else Status.FAILED, text
+    if isinstance(error, OutOfMemory) or device.is_out_of_memory(error):
+        return Status.OOM, text
+    return Status.FAILED, text
 
 
 def bound_by(host_seconds: float | None, wall_seconds: float, device_seconds: float) -> str | None:
-    """Return what limits a pipelined loop.
+    """Return what limits a loop of calls in which host and device overlap.
 
     Args:
         host_seconds: H, host time to issue a call; None if unknown.
@@ -55,22 +61,22 @@ def bound_by(host_seconds: float | None, wall_seconds: float, device_seconds: fl
 
 @contextmanager
 def watching_the_host(point: Point, *, of_ranks: bool = False) -> Iterator[None]:
-    """Measure wall time and the CPU cores that other processes use, and add both to the point.
+    """Measure wall time and the CPU cores that other processes use while entered.
 
-    A point may be measured in several parts; the parts add up. For example, a cold start waits for
+    Both are added to the point, with a diagnostic if others use more than a tenth of the cores. A
+    point may be measured in several parts; the parts add up. For example, a cold start waits for
     the device between two parts.
 
     Args:
         of_ranks: whether ranks of the same run are excluded from the other processes.
     """
-    seconds = point.wall_seconds or 0.0
-    used = seconds * point.facts.get("other_cpu_cores", 0.0)
-    start, others = time.perf_counter_ns(), environment.other_cpu_seconds(of_ranks=of_ranks)
+    earlier_seconds = point.wall_seconds or 0.0
+    earlier_cpu_seconds = earlier_seconds * point.facts.get("other_cpu_cores", 0.0)
+    start_ns, before = time.perf_counter_ns(), environment.other_cpu_seconds(of_ranks=of_ranks)
     yield
-    point.wall_seconds = seconds + (time.perf_counter_ns() - start) * 1e-9
-    other_cores = (
-        used + environment.other_cpu_seconds(of_ranks=of_ranks) - others
-    ) / point.wall_seconds
+    point.wall_seconds = earlier_seconds + (time.perf_counter_ns() - start_ns) * 1e-9
+    used = environment.other_cpu_seconds(of_ranks=of_ranks) - before
+    other_cores = (earlier_cpu_seconds + used) / point.wall_seconds
     point.facts["other_cpu_cores"] = round(other_cores, 3)
     point.doubts = diagnostics.without(point.doubts, "busy_host")
     if point.status is Status.OK and other_cores > _BUSY_SHARE * environment.cores():
@@ -80,7 +86,7 @@ def watching_the_host(point: Point, *, of_ranks: bool = False) -> Iterator[None]
 
 
 def busy_seconds(point: Point) -> float:
-    """Return how long the device has worked on a point's calls.
+    """Return the seconds of a point's timed calls so far, waits for the host included.
 
     An epoch is the sum of its steps, so it is not counted again.
     """
@@ -92,7 +98,10 @@ def busy_seconds(point: Point) -> float:
 
 
 def device_seconds(point: Point) -> float:
-    """Return how long the device itself has worked on a point's calls, host waits excluded."""
+    """Return the seconds that the device itself has worked on a point's timed calls.
+
+    Waits for the host are excluded. The result is 0 if the device time of a call is unknown.
+    """
     device = first_series(point, *DEVICE_TIMES)
     if device is None:
         return 0.0
@@ -113,6 +122,8 @@ def add_launched_share(point: Point, algorithm: AppliedAlgorithm) -> None:
 def prove(point: Point, call: Callable[[], object], algorithm: AppliedAlgorithm) -> None:
     """Replace the algorithm's report by a report on the kernels that ran, if the plan requests it.
 
+    That is the proof that the requested algorithm computed the layers.
+
     Args:
         call: call of the whole model, not captured as a graph.
     """
@@ -125,7 +136,7 @@ def prove(point: Point, call: Callable[[], object], algorithm: AppliedAlgorithm)
 
 
 def judge_bound(point: Point) -> None:
-    """Store what limits the pipelined loop, from the medians of all three times.
+    """Store what limits the loop as the fact `bound_by`, from the medians of all three times.
 
     Nothing is stored if the device time is unknown.
     """

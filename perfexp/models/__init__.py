@@ -1,7 +1,11 @@
 """Models: interfaces of models and sessions. Only the other modules here import torch.
 
-May import: cost, devices, host, records.
-Used by: api, cli, commands, convolution, data, measuring, plan, worker.
+A `model` node in the configuration builds a `Model`. The worker opens it on a device, which gives a
+`Session`: the loaded model with the operations that measuring modes combine into calls. A call is a
+forward pass (inference) or a training step.
+
+May import: cost, devices, host, records. Used by: api, cli, commands, convolution, data, measuring,
+plan, worker.
 """
 
 from __future__ import annotations
@@ -52,7 +56,11 @@ class Backbone(StrEnum):
 
 @dataclass(kw_only=True)
 class Precision:
-    """Number formats for a model's computations."""
+    """Number formats for a model's computations, from the `precision` node of the configuration.
+
+    Types are names of torch's, for example `bfloat16`. `plan/key_descriptions.yaml` describes the
+    fields of all such classes.
+    """
 
     name: str
     storage: str = "float32"
@@ -84,7 +92,10 @@ class Attention(StrEnum):
 
 @dataclass(kw_only=True)
 class Execution:
-    """How torch runs the model."""
+    """How torch runs the model, from the `execution` node of the configuration.
+
+    None leaves torch's own setting. `plan/key_descriptions.yaml` describes the fields.
+    """
 
     attention: Attention = Attention.auto
     attention_verify: bool = False
@@ -113,12 +124,12 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Tokens:
-    """Tokens that a call processes.
+    """Tokens that a call processes, for tokens/s and for the bytes that decoding has to read.
 
     Attributes:
         count: number of tokens in the batch.
-        weight_bytes: parameters that a call of mode=decode reads.
-        cache_bytes: keys and values of the context that it reads.
+        weight_bytes: bytes of parameters that a call of mode=decode reads; None in other modes.
+        cache_bytes: bytes of cached keys and values that it reads; None in other modes.
     """
 
     count: int
@@ -136,7 +147,11 @@ class Schedule(StrEnum):
 
 
 class Trainer(Protocol):
-    """Training state: weights, optimizer, schedule, moving average and random number generators."""
+    """Training state: weights, optimizer, schedule, moving average and random number generators.
+
+    The training loop for real epochs (`mode.train.epochs`) drives it. Timed training steps do not
+    need it.
+    """
 
     @property
     def saved(self) -> dict[str, Any]:
@@ -161,7 +176,7 @@ class Trainer(Protocol):
         """Use the averaged weights, if there are any, inside the context."""
 
     def prepare_saving(self) -> None:
-        """Allocate host memory for files that are written later."""
+        """Allocate host memory for checkpoints before training, so that no step waits for it."""
 
     def save(self, path: Path, facts: dict[str, Any], *, later: bool = False) -> None:
         """Write a checkpoint with the current state and `facts` (text and numbers), atomically.
@@ -188,6 +203,7 @@ class Session(Protocol):
     The defaults suit a model without state.
 
     Attributes:
+        num_classes: number of classes in its outputs; None if the model has no classes.
         changes_inputs: whether the model changes its inputs in place. If so, each call gets a copy.
     """
 
@@ -229,7 +245,7 @@ class Session(Protocol):
     def changed_settings(self) -> str:
         """Return the process settings that the model changed since loading or the previous query.
 
-        Empty if nothing changed.
+        For example `threads 8 → 1`. Empty if nothing changed.
         """
         return ""
 
@@ -277,14 +293,19 @@ class Session(Protocol):
         return self.forward(batch.inputs)
 
     def check_call(self, outputs: Any, *, is_constant: bool = False) -> None:
-        """Raise an error if a call did not compute `outputs` or changed constant inputs."""
+        """Raise an error if a call did not compute `outputs` or changed constant inputs.
+
+        Args:
+            is_constant: whether every call gets the same input tensors, so that they must not
+                change.
+        """
         return None
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> Any:
         """Return the scalar to minimize; raise `UserError` if label smoothing is impossible."""
 
     def backward(self, loss: Any) -> None:
-        """Compute the gradients for all parameters."""
+        """Compute the gradients for all parameters from the scalar `loss`."""
 
     def optimizer(self, settings: dict[str, Any]) -> Callable[[], None]:
         """Return a function that applies and clears gradients.
@@ -309,17 +330,23 @@ class Session(Protocol):
         return function
 
     def discard_compiled(self) -> None:
-        """Compile the model again at its next call, because its layers use other functions now."""
+        """Compile the model again at its next call, because its layers use other functions now.
+
+        The `convolution` room calls this after it has replaced layers' algorithms.
+        """
         return None
 
     def held(self, value: Any) -> Any:
-        """Return a copy of a device scalar for a later `number`, without synchronizing."""
+        """Return a copy of a device scalar, such as a loss, for a later `number`.
+
+        Does not synchronize. A CUDA graph would overwrite the scalar at its next launch.
+        """
         return value
 
     def work(self, inputs: Any, *, training: bool) -> Work | None:
-        """Return the analytic work per call, counted without the device; None if unknown.
+        """Return the analytic work per call: FLOPs and bytes by layer, counted without the device.
 
-        Raises `Unsupported` if the model cannot be traced.
+        None if it is unknown. Raises `Unsupported` if the model cannot be traced.
         """
         return None
 
@@ -342,20 +369,20 @@ class Session(Protocol):
         return batch
 
     def number(self, value: Any) -> float:
-        """Return the value of a device scalar; synchronizes."""
+        """Return the value of a device scalar as a float. Synchronizes with the device."""
 
     def is_finite(self, outputs: Any) -> bool:
         """Return whether the outputs contain neither infinities nor NaN.
 
-        Synchronizes, and needs next to no memory.
+        Synchronizes, and needs next to no memory. The procedure checks it after the timing.
         """
         return True
 
     def correct(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
         """Return the number of correct predictions and the number of all predictions.
 
-        A prediction is a class or, for segmentation, a pixel. Each number is an int or a
-        one-element tensor that the device may still be computing.
+        Validation during training sums them. A prediction is a class or, for segmentation, a pixel.
+        Each number is an int or a one-element tensor that the device may still be computing.
         """
         return 0, 0
 
@@ -399,7 +426,10 @@ class Model(Protocol):
 
 @runtime_checkable
 class Unwaiting(Protocol):
-    """A session that synchronizes in its calls for side results, and can avoid it."""
+    """A session that synchronizes in its calls for side results, and can avoid it.
+
+    Only mmsegmentation models are such sessions.
+    """
 
     def without_waits(self) -> AbstractContextManager[str]:
         """Make calls return the same result without synchronizing; yield a method description."""

@@ -1,4 +1,8 @@
-"""CLIP gesture classifier: compares skeleton movements or video frames with gesture names."""
+"""CLIP gesture classifier: compares skeleton movements or video frames with gesture names.
+
+Texts such as "a person doing elbow flexion left" describe the classes. The class whose text is most
+similar to the input wins.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +57,10 @@ _SHAPES = {
 
 @dataclass(kw_only=True, eq=False)
 class ClipGesture:
-    """A classifier with cosines between a movement and the gesture prompts as scores."""
+    """A classifier with cosines between a movement and the gesture prompts as scores.
+
+    Its fields are the keys of the `model` node; `plan/key_descriptions.yaml` describes them.
+    """
 
     name: str = "clip_gesture"
     size: ClipSize = ClipSize.tiny
@@ -68,11 +75,9 @@ class ClipGesture:
     weights_dir: str | None = None
 
     def __post_init__(self) -> None:
+        """Convert names to enum members, and raise `UserError` for an impossible setting."""
         # a plan contains names instead of enum members
-        self.size, self.backbone = (
-            ClipSize(self.size),
-            Backbone(self.backbone),
-        )
+        self.size, self.backbone = ClipSize(self.size), Backbone(self.backbone)
         self._names = names = list(self.gestures or GESTURES)
         for key, is_possible, allowed in (
             ("joints", self.joints >= 1, "1 joint or more"),
@@ -94,7 +99,11 @@ class ClipGesture:
         num_classes: int | None,
         seed: int,
     ) -> ClipSession:
-        """See `Model`."""
+        """Build the classifier, load its weights, and return its session.
+
+        Raises `UserError` if the data has more classes than there are gestures, or the weights do
+        not fit.
+        """
         classes = len(self._names)
         if num_classes is not None and num_classes > classes:
             raise UserError(
@@ -107,13 +116,10 @@ class ClipGesture:
         if file is not None:
             load_weights(module, file)
         is_clip = self.backbone is Backbone.image
+        frames = self.frames if is_clip else None
         return ClipSession(
             module,
-            kind=Gesture(
-                classes,
-                frames=self.frames if is_clip else None,
-                contrastive_weight=self.contrastive_weight,
-            ),
+            kind=Gesture(classes, frames=frames, contrastive_weight=self.contrastive_weight),
             name=self.name,
             device=device,
             precision=precision,
@@ -122,6 +128,7 @@ class ClipGesture:
         )
 
     def _build(self) -> ClipClassifier:
+        """Return the classifier for the configured size and inputs, with random weights."""
         shape = _SHAPES[self.size]
         texts = TextEncoder(
             [PROMPT.format(name) for name in self._names], *shape.text, shape.embedding
@@ -152,18 +159,19 @@ class Gesture(Classification):
         self._frames, self._contrastive_weight = frames, contrastive_weight
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
+        """Return (frames, columns) for a movement, (3, frames, height, width) for a clip."""
         return tuple(input_size) if self._frames is None else (3, self._frames, *input_size)
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
         """Return InfoNCE plus cross-entropy, weighted.
 
-        InfoNCE compares each input with its class text. Cross-entropy compares it with all texts.
+        InfoNCE compares each input with the texts for the batch's own targets. Cross-entropy
+        compares it with the texts for all classes.
         """
-        share = self._contrastive_weight
+        weight = self._contrastive_weight
         contrastive = info_nce(outputs.index_select(1, targets))  # column i: text for input i
-        return share * contrastive + (1 - share) * cross_entropy(
-            outputs, targets, label_smoothing=label_smoothing
-        )
+        classifying = cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+        return weight * contrastive + (1 - weight) * classifying
 
 
 class ClipSession(TorchSession):
@@ -171,6 +179,10 @@ class ClipSession(TorchSession):
 
     @contextmanager
     def inferring(self) -> Iterator[None]:
+        """Set evaluation mode inside the context.
+
+        The class texts are encoded first, once with the current weights.
+        """
         with super().inferring():
             with self._autocast():
                 cast(ClipClassifier, self.module).encode_texts()

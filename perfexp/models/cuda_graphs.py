@@ -1,4 +1,8 @@
-"""Functions that capture calls as CUDA graphs."""
+"""Functions that capture calls as CUDA graphs.
+
+A graph is a recorded sequence of kernels on fixed tensors that one launch repeats, without the
+host's work for each kernel.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,11 @@ def captured(
 ) -> Callable[[], object]:
     """Return a function that launches a module call on fixed tensors as one CUDA graph.
 
-    See `Session.capture`.
+    The call first runs three times on the capture stream. Raises `Waits` if it synchronizes,
+    `Unsupported` if it cannot be captured for another reason.
+
+    Args:
+        optimizer: optimizer that the call steps, if any; its state moves to the device.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -44,9 +52,9 @@ def captured(
 def captures(device: Device) -> Callable[[Callable[[], object]], Callable[[], object]]:
     """Return a function that captures calls without a module as CUDA graphs.
 
-    The graphs share a memory pool and overwrite each other's results. Each call runs once before
-    its capture. Tensors that a call reads must live as long as its graph. Raises `Unsupported` if a
-    call cannot be captured.
+    Races between convolution algorithms use it for single layers. The graphs share a memory pool
+    and overwrite each other's results. Each call runs once before its capture. Tensors that a call
+    reads must live as long as its graph. Raises `Unsupported` if a call cannot be captured.
     """
     pool = torch.cuda.graph_pool_handle()
 
@@ -60,6 +68,11 @@ def captures(device: Device) -> Callable[[Callable[[], object]], Callable[[], ob
 
 
 def _launchable(call: Callable[[], object], **options: Any) -> Callable[[], object]:
+    """Capture a call, launch it once, and return the function that launches it.
+
+    Args:
+        options: further arguments of `torch.cuda.graph`.
+    """
     graph = torch.cuda.CUDAGraph()
     # a failed capture leaves its own stream current
     restored = torch.cuda.stream(torch.cuda.current_stream())
@@ -72,7 +85,10 @@ def _launchable(call: Callable[[], object], **options: Any) -> Callable[[], obje
 
 @contextmanager
 def _explained(device: Device) -> Iterator[None]:
-    """Raise `Unsupported` for capture errors; memory errors pass unchanged."""
+    """Raise `Unsupported` for capture errors in the context.
+
+    Errors of perfexp and out-of-memory errors pass unchanged.
+    """
     try:
         yield
     except PerfexpError:
@@ -90,7 +106,8 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
     """Move optimizer state to the device, for example for Adam.
 
     A graph replay cannot read host memory. torch expects the setting `capturable` at construction
-    and then applies it to every step, which costs some kernels.
+    and then applies it to every step, which costs some kernels. `captured` calls it before the
+    first warm-up call.
     """
     for group in optimizer.param_groups:
         if group.get("capturable") is False:
@@ -105,7 +122,10 @@ def _make_capturable(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _forget_capture() -> None:
-    """Restore the random number generator after a failed capture."""
+    """Restore the random number generator after a failed capture.
+
+    torch leaves it in capture mode, where later draws fail.
+    """
     # the device may be lost
     with suppress(RuntimeError):
         generator = torch.cuda.default_generators[torch.cuda.current_device()]

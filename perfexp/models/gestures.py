@@ -1,4 +1,7 @@
-"""Gesture names and text tokens for the CLIP gesture classifier."""
+"""Gesture names and text tokens for the CLIP gesture classifier.
+
+A token is one byte of UTF-8, or a mark for padding, beginning or end.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,6 @@ NUM_TOKENS = 259
 def encode(text: str) -> list[int]:
     """Return a text's tokens: its beginning, its UTF-8 bytes and its end."""
     return [BEGIN, *text.encode(), END]
-
-
-def decode(tokens: Sequence[int]) -> str:
-    """Return the text for tokens, skipping tokens that are not bytes."""
-    return bytes(token for token in tokens if token < PAD).decode(errors="replace")
 
 
 def padded(texts: Sequence[str]) -> tuple[list[list[int]], list[int]]:

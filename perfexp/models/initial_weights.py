@@ -1,6 +1,8 @@
 """Random initial weights, drawn once for all workers from one fork server.
 
-Drawing weights takes two seconds for vgg16.
+Drawing weights takes two seconds for vgg16. The fork server passes its workers an anonymous file.
+The first worker saves its weights there, after a digest of the model and seed; later workers read
+them.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _DRAWS = {"normal_", "uniform_", "erfinv_", "kaiming_normal_", "kaiming_uniform_
 
 
 class _Undrawn(TorchFunctionMode):
-    """A mode that skips filling parameters with random values."""
+    """A mode that skips filling parameters with random values, for weights that a file replaces."""
 
     def __torch_function__(
         self,
@@ -34,13 +36,17 @@ class _Undrawn(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        """Call a torch function, except one that draws a parameter's values.
+
+        The parameter is returned as it is, because the file's values replace it.
+        """
         kwargs = kwargs or {}
         filled = args[0] if args else kwargs.get("tensor")
         if getattr(func, "__name__", "") not in _DRAWS or not isinstance(
             filled, torch.nn.Parameter
         ):
             return func(*args, **kwargs)
-        # truncated distributions accept zero
+        # a truncated distribution draws again until values lie inside, as zeros do
         return filled.zero_() if func is torch.Tensor.normal_ else filled
 
 
@@ -93,13 +99,20 @@ def _locked(file: int) -> Iterator[None]:
 
 
 def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return the parameters and buffers that the file holds, in order."""
     return [tensor.detach() for tensor in (*module.parameters(), *module.buffers())]
 
 
 def _transfer(
     move: Callable[..., int], file: int, tensors: Sequence[torch.Tensor], place: int
 ) -> None:
-    """Read tensors from a file or write them to it, in sequence, starting at `place`."""
+    """Read tensors from a file or write them to it, one after the other.
+
+    Args:
+        move: `os.preadv` or `os.pwritev`.
+        file: file descriptor.
+        place: offset of the first tensor in bytes.
+    """
     for tensor in tensors:
         memory, end = tensor.reshape(-1).view(torch.uint8).numpy(), place + tensor.nbytes
         while place < end:

@@ -1,4 +1,8 @@
-"""Model kinds, chosen by task and output structure, never by name."""
+"""Kinds of models: their inputs, targets and losses, by task and output structure.
+
+A model's `open` gives the `TorchSession` a kind, for example `Classification`. The kind makes
+random batches, defines the training loss and counts correct predictions. Model names never decide.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,8 @@ class Kind:
     """A model's inputs, targets and loss. The defaults are for single images.
 
     Attributes:
+        name: task, for the record and for messages.
+        num_classes: number of classes; None if the model has none.
         target_dims: dimensions of a target batch; None for any.
         channels: channels of an image.
         inputs_help: sentence on giving the module other inputs, with a leading space.
@@ -55,15 +61,15 @@ class Kind:
         """Return random inputs on the host, normally distributed like normalized images.
 
         For modules with several inputs they are a tuple of positional arguments or a dictionary of
-        named arguments.
+        named arguments. A session copies them to the device.
         """
         return torch.randn(batch_size, *self.sample_shape(input_size), generator=generator)
 
     def tokens(self, inputs: Any) -> int:
         """Return the number of token ids in a call's inputs; 0 if there are none, or images, too.
 
-        Token ids are integers of shape (batch, length), alone or with a name that ends in
-        `input_ids`.
+        The count is for all samples of the batch, for tokens/s. Token ids are integers of shape
+        (batch, length), alone or with a name that ends in `input_ids`.
         """
         named = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
         tensors = {key: one for key, one in named.items() if isinstance(one, torch.Tensor)}
@@ -75,7 +81,10 @@ class Kind:
     def labels(
         self, input_size: tuple[int, int], batch_size: int
     ) -> tuple[int, tuple[int, ...]] | None:
-        """Return the number of classes and the shape of a target batch; None without targets."""
+        """Return the number of classes and the shape of a target batch; None without targets.
+
+        `random_targets` draws class indices from it.
+        """
         raise NotImplementedError
 
     def random_targets(
@@ -107,6 +116,7 @@ class Classification(Kind):
     num_classes: int
 
     def labels(self, input_size: tuple[int, int], batch_size: int) -> tuple[int, tuple[int, ...]]:
+        """Return the number of classes and the shape (batch,)."""
         return self.num_classes, (batch_size,)
 
 
@@ -120,6 +130,7 @@ class VideoClassification(Classification):
         self._frames = frames
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
+        """Return the shape of one clip, (3, frames, height, width)."""
         return (3, self._frames, *input_size)
 
 
@@ -130,6 +141,7 @@ class Segmentation(Classification):
     target_dims = 3
 
     def labels(self, input_size: tuple[int, int], batch_size: int) -> tuple[int, tuple[int, ...]]:
+        """Return the number of classes and the shape (batch, height, width)."""
         return self.num_classes, (batch_size, *input_size)
 
 
@@ -164,12 +176,16 @@ class Named(Kind):
 
     @property
     def input_dims(self) -> int | None:
+        """Return 4 for images, 2 for token ids; None for several inputs."""
         if len(self._names) + self._takes_images > 1:
             return None
         return 4 if self._takes_images else 2
 
     def length(self, input_size: tuple[int, int]) -> int:
-        """Return the tokens per sample; raise `Unsupported` if the model has too few positions."""
+        """Return the tokens per sample: `input_size`, or with images as many as the model allows.
+
+        Raises `Unsupported` if the model has too few positions.
+        """
         length, longest = input_size[1], self._longest or input_size[1]
         if self._takes_images:
             return longest
@@ -183,7 +199,11 @@ class Named(Kind):
     def random_inputs(
         self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator
     ) -> Any:
-        """See `Kind`. Token ids are evenly distributed."""
+        """Return random inputs on the host: a dictionary by name, or a tensor for a single input.
+
+        Token ids have shape (batch, length) and are evenly distributed over the vocabulary. Images
+        have shape (batch, channels, height, width).
+        """
         inputs = {}
         if self._vocabulary is not None:
             shape = batch_size, self.length(input_size)
@@ -198,9 +218,14 @@ class Named(Kind):
     def labels(
         self, input_size: tuple[int, int], batch_size: int
     ) -> tuple[int, tuple[int, ...]] | None:
+        """Return None, because the loss needs no targets."""
         return None
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
+        """Return InfoNCE of images and texts, or the sum of all outputs' mean squares.
+
+        Raises `UserError` for label smoothing, which needs labels.
+        """
         if label_smoothing:
             raise UserError(f"mode.train.label_smoothing: {self.name} has no labels; set it to 0.")
         if (scores := getattr(outputs, "logits_per_image", None)) is not None:
@@ -226,10 +251,15 @@ class LanguageModel(Named):
     def labels(
         self, input_size: tuple[int, int], batch_size: int
     ) -> tuple[int, tuple[int, ...]] | None:
+        """Return the vocabulary size and the shape (batch, length)."""
         assert self._vocabulary is not None
         return self._vocabulary, (batch_size, self.length(input_size))
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
+        """Return the mean cross-entropy over all tokens, computed in float32.
+
+        Outputs have `logits` (batch, length, vocabulary), targets are token ids (batch, length).
+        """
         logits = outputs.logits
         if self._shifted:
             logits, targets = logits[:, :-1], targets[:, 1:]
@@ -262,28 +292,34 @@ class ByOutput(Kind):
         super().__init__(own_classes(module))
         self._sample_shape = _own_method(module, "sample_shape", 1) or super().sample_shape
         self._loss = _own_method(module, "loss", 2)
-        made = (_own_method(module, "example_inputs", count) for count in (2, 1, 0))
-        self._example_inputs = (
-            (lambda: inputs) if inputs is not None else next(filter(None, made), None)
-        )
+        # it may take the batch size and the input size, the batch size alone, or nothing
+        forms = (_own_method(module, "example_inputs", count) for count in (2, 1, 0))
+        self._example_inputs = next(filter(None, forms), None)
+        if inputs is not None:
+            self._example_inputs = lambda: inputs
+        #: Number of classes and target shape by batch size or input shape.
         self._labels: dict[tuple[int, ...], tuple[int, tuple[int, ...]]] = {}
 
     def sample_shape(self, input_size: tuple[int, int]) -> tuple[int, ...]:
+        """Return the shape of one sample, from the module's own `sample_shape` if it has one."""
         return tuple(self._sample_shape(input_size))
 
     @property
     def input_dims(self) -> int | None:
+        """Return the dimensions of an image batch; None if the module makes its own inputs."""
         return None if self._example_inputs else super().input_dims
 
     def random_inputs(
         self, input_size: tuple[int, int], batch_size: int, generator: torch.Generator
     ) -> Any:
-        """See `Kind`. If the module has `example_inputs`, call it under the generator's seed."""
+        """Return random images, or the module's `example_inputs` under the generator's seed.
+
+        Raises `UserError` if no tensor among the example inputs has the batch size.
+        """
         if self._example_inputs is None:
             return super().random_inputs(input_size, batch_size, generator)
-        arguments = (batch_size, input_size)[
-            : len(inspect.signature(self._example_inputs).parameters)
-        ]
+        count = len(inspect.signature(self._example_inputs).parameters)
+        arguments = (batch_size, input_size)[:count]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator.initial_seed())
             inputs = self._example_inputs(*arguments)
@@ -292,13 +328,11 @@ class ByOutput(Kind):
             len(one) for one in tree_leaves(inputs) if isinstance(one, torch.Tensor) and one.ndim
         }
         if batch_size not in batches:
-            found = (
-                f"a batch of {max(batches)}: set batch_size={max(batches)}"
-                if batches
-                else "no tensor with a batch"
-            )
+            contents = "no tensor with a batch"
+            if batches:
+                contents = f"a batch of {max(batches)}: set batch_size={max(batches)}"
             raise UserError(
-                f"example_inputs gives {found}, or let it take the batch size: "
+                f"example_inputs gives {contents}, or let it take the batch size: "
                 "example_inputs(batch_size)."
             )
         return inputs
@@ -306,19 +340,31 @@ class ByOutput(Kind):
     def labels(
         self, input_size: tuple[int, int], batch_size: int
     ) -> tuple[int, tuple[int, ...]] | None:
+        """Return the classes and target shape that `observe` saw for this batch.
+
+        None before the first call, or if its outputs are not class scores.
+        """
         shape = () if self._example_inputs else self.sample_shape(input_size)
         return self._labels.get((batch_size, *shape))
 
     def observe(self, inputs: Any, outputs: Any) -> None:
+        """Remember classes and target shape of a first call, if its outputs are class scores.
+
+        `labels` returns them for later batches of the same shape.
+        """
         try:
             scores = main_output(outputs)
         except UserError:  # the module has its own loss, or does not train
             return
         if scores.ndim in (2, 4):
-            place = scores.shape[:1] if self._example_inputs else inputs.shape
-            self._labels[tuple(place)] = scores.shape[1], (scores.shape[0], *scores.shape[2:])
+            batch = scores.shape[:1] if self._example_inputs else inputs.shape
+            self._labels[tuple(batch)] = scores.shape[1], (scores.shape[0], *scores.shape[2:])
 
     def loss(self, outputs: Any, targets: Any, label_smoothing: float = 0.0) -> torch.Tensor:
+        """Return the module's own loss, or else the cross-entropy.
+
+        Raises `UserError` for label smoothing with the module's own loss.
+        """
         if self._loss is None:
             return super().loss(outputs, targets, label_smoothing)
         if label_smoothing:
@@ -339,7 +385,7 @@ def _own_method(module: torch.nn.Module, name: str, count: int) -> Callable[...,
     """Return a method of the module's class that accepts `count` arguments.
 
     Attributes do not count, such as a stored loss or a loss module, nor do methods with another
-    purpose.
+    purpose. A user's module may define `loss`, `sample_shape` or `example_inputs`.
     """
     if not inspect.isfunction(getattr(type(module), name, None)):
         return None
@@ -354,7 +400,7 @@ def _own_method(module: torch.nn.Module, name: str, count: int) -> Callable[...,
 def main_output(outputs: Any) -> torch.Tensor:
     """Return the class scores among a module's outputs, (batch, classes, …).
 
-    Raises `UserError` if there are none.
+    Raises `UserError` if the outputs have no known form.
     """
     return next(_weighted(outputs))[1]
 
@@ -364,10 +410,12 @@ def weighted_cross_entropy(
 ) -> torch.Tensor:
     """Return the cross-entropy of the main output plus weighted auxiliary cross-entropies.
 
+    It is the training loss unless a kind has its own.
+
     Args:
         outputs: a tensor, a mapping with `out` and optionally `aux`, or a named tuple with `logits`
             and `aux_logits…`.
-        targets: class indices, (batch,) or (batch, height, width).
+        targets: class indices, (batch,) or (batch, height, width). Void pixels do not count.
 
     Raises:
         UserError: outputs have another form, or there are no targets.
@@ -379,23 +427,20 @@ def weighted_cross_entropy(
             "height, width). Infer with it, or give the module a method loss(outputs, targets)."
         )
     ignored = _ignored_label(targets)
-    losses = (
-        weight
-        * cross_entropy(
-            _at_labels(scores, targets),
-            targets,
-            ignore_index=ignored,
-            label_smoothing=label_smoothing,
-        )
-        for weight, scores in _weighted(outputs)
-    )
-    return sum(losses, start=next(losses))
+    losses = []
+    for weight, scores in _weighted(outputs):
+        scores = _at_labels(scores, targets)
+        loss = cross_entropy(scores, targets, ignore_index=ignored, label_smoothing=label_smoothing)
+        losses.append(weight * loss)
+    first, *auxiliary = losses
+    return sum(auxiliary, start=first)
 
 
 def correct(outputs: Any, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the number of correctly predicted targets and the number of all targets.
 
-    Void pixels do not count. Both counts stay on the device, so the host does not wait.
+    Void pixels do not count. Both counts stay on the device, so the host does not wait. Sessions
+    use it for validation.
     """
     counted = targets != _ignored_label(targets)
     right = (_at_labels(main_output(outputs), targets).argmax(1) == targets) & counted
@@ -403,7 +448,10 @@ def correct(outputs: Any, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 def _at_labels(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return scores of the labels' size; some models segment at a quarter of it."""
+    """Return scores resized to the labels' height and width.
+
+    Some models segment at a quarter of it.
+    """
     size = targets.shape[1:]
     if len(size) != 2 or scores.shape[2:] == size:
         return scores
@@ -419,6 +467,11 @@ def _ignored_label(targets: torch.Tensor) -> int:
 
 
 def _weighted(outputs: Any) -> Iterator[tuple[float, torch.Tensor]]:
+    """Yield each output with class scores and its weight in the loss, the main output first.
+
+    The forms are torch's and torchvision's, see `weighted_cross_entropy`. Raises `UserError` for
+    others.
+    """
     if isinstance(outputs, torch.Tensor):
         yield 1.0, outputs
     elif isinstance(outputs, Mapping) and "out" in outputs:

@@ -1,4 +1,7 @@
-"""mmsegmentation configurations, read and changed so that building models needs no downloads."""
+"""mmsegmentation configurations, read and changed so that building models needs no downloads.
+
+A model node is the part of a configuration that describes the model: nested mappings with a `type`.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +52,8 @@ def import_mmseg() -> Any:
 def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """Return a configuration that builds without downloads, and its source.
 
+    Entries for pretrained files are removed, because weights come from `model.weights` alone.
+
     Args:
         name: configuration name in mmsegmentation, with or without `.py`, or a path.
         options: settings to change, by dotted key.
@@ -78,9 +83,13 @@ def read_config(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def build(described: Any, name: str) -> torch.nn.Module:
-    """Return the segmentor for a configuration's model node.
+    """Return the model for a configuration's model node, on the CPU.
 
-    Raises `UserError` if it cannot be built or is another kind of model.
+    Raises `UserError` if it cannot be built or is not a segmentation model.
+
+    Args:
+        described: model node.
+        name: name of the configuration for messages.
     """
     from mmengine.registry import DefaultScope
     from mmseg.registry import MODELS
@@ -107,6 +116,7 @@ def build(described: Any, name: str) -> torch.nn.Module:
 
 
 def _nodes(node: Any) -> Iterator[Any]:
+    """Yield a configuration node and all mappings inside it, each a part with its own settings."""
     if isinstance(node, Mapping):
         yield node
         for value in node.values():
@@ -117,6 +127,7 @@ def _nodes(node: Any) -> Iterator[Any]:
 
 
 def _heads(model: Any) -> Iterator[Any]:
+    """Yield a model node's decode and auxiliary heads, which carry the number of classes."""
     for key in ("decode_head", "auxiliary_head"):
         head = model.get(key)
         yield from head if isinstance(head, list | tuple) else [head] if head else []
@@ -139,7 +150,8 @@ def set_classes(model: Any, classes: int) -> None:
 def without_sync_batch_norm(model: Any) -> bool:
     """Replace synchronized batch norms in a model node and return whether there were any.
 
-    Synchronized batch norms need several GPUs.
+    Synchronized batch norms need several GPUs. `Mmseg.open` calls it unless several CUDA ranks
+    train.
     """
     replaced = [node for node in _nodes(model) if node.get("type") == "SyncBN"]
     for node in replaced:
@@ -148,7 +160,7 @@ def without_sync_batch_norm(model: Any) -> bool:
 
 
 def version() -> str:
-    """Return the name and version of the installed distribution."""
+    """Return the name and version of the installed distribution, for the record."""
     for name in _DISTRIBUTIONS:
         with suppress(metadata.PackageNotFoundError):
             return f"{name} {metadata.version(name)}"

@@ -1,4 +1,7 @@
-"""A check that an mmsegmentation configuration exists, without importing mmseg or torch."""
+"""A check that an mmsegmentation configuration exists, without importing mmseg or torch.
+
+Composition runs it, so that a misspelled name is reported before a process starts.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,7 @@ def check(model: Mapping[str, Any]) -> None:
 def find(name: str, folder: Path) -> Path:
     """Return a configuration file of mmsegmentation, by name or path.
 
+    A user's own file counts unless mmsegmentation has a configuration with exactly this name.
     Raises `UserError` if there is none.
     """
     path = Path(name).expanduser()
@@ -63,6 +67,7 @@ def is_own(name: str) -> bool:
 
 
 def _folder() -> Path | None:
+    """Return the folder with mmsegmentation's configurations; None if it is not installed."""
     try:
         spec = importlib.util.find_spec("mmseg")
     except (ImportError, ValueError):

@@ -1,4 +1,8 @@
-"""A user's own torch module as a model, returned by `_target_` in the configuration."""
+"""A user's own torch module as a model, returned by `_target_` in the configuration.
+
+The worker passes what a `model` node built to `adapt`. The Python API passes objects of the user's
+process to `live_model`.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +23,16 @@ from perfexp.models.session import TorchSession
 class ModuleModel:
     """A module, or a partial that makes one, as a model.
 
-    Without `inputs` it gets images. Its outputs determine its kind. With a partial
-    (`_partial_: true` in YAML), random weights follow the run's seed. The module may have:
+    Without `inputs` it gets images. Its outputs determine its kind. With a partial (`_partial_:
+    true` in YAML), random weights follow the run's seed. The module may have:
 
     - `sample_shape(input_size)`: the shape of one sample for a height and width,
     - `loss(outputs, targets)`: the scalar to minimize,
     - `num_classes`: an integer attribute.
+
+    Args:
+        inputs: fixed inputs for every call: a tensor, a tuple of positional arguments or a
+            dictionary of named arguments; None for inputs from the data.
     """
 
     def __init__(
@@ -46,7 +54,11 @@ class ModuleModel:
         num_classes: int | None,
         seed: int,
     ) -> TorchSession:
-        """See `Model`. The module is moved to the device and converted in place."""
+        """Return a session for the module, which is moved to the device and converted in place.
+
+        Raises `UserError` if the partial makes no module, or the data has more classes than the
+        module.
+        """
         torch.manual_seed(seed)
         module = self._module() if isinstance(self._module, functools.partial) else self._module
         if not isinstance(module, torch.nn.Module):
@@ -70,7 +82,10 @@ class ModuleModel:
 def adapt(built: object, name: str, inputs: Any = None) -> Model:
     """Return the object built from a `model` node as a model; raise `UserError` if impossible.
 
-    It may be a model, a torch module, or a partial that makes a torch module.
+    Args:
+        built: a model, a torch module, or a partial that makes either.
+        name: name for the record and messages.
+        inputs: fixed inputs for a module; see `ModuleModel`.
     """
     if isinstance(built, functools.partial):
         _check_arguments(built, name)
@@ -107,6 +122,7 @@ def _check_arguments(factory: functools.partial[Any], name: str) -> None:
 
 
 def _is_model(made_by: Any) -> bool:
+    """Return whether a class makes models, not modules with a method `open`."""
     is_module = isinstance(made_by, type) and issubclass(made_by, torch.nn.Module)
     return hasattr(made_by, "open") and not is_module
 
@@ -132,9 +148,16 @@ class _Called(torch.nn.Module):
         return self._function(*inputs, **named)
 
 
-def live_model(given: Callable[..., Any], name: str, inputs: Any = None) -> Model:
-    """Return a torch module, a torch module class, or a function of a batch as a model."""
-    if isinstance(given, type):
-        return adapt(functools.partial(given), name, inputs)
-    is_module = isinstance(given, torch.nn.Module) or hasattr(given, "open")
-    return adapt(given if is_module else _Called(given), name, inputs)
+def live_model(source: Callable[..., Any], name: str, inputs: Any = None) -> Model:
+    """Return a torch module, a torch module class, or a function of a batch as a model.
+
+    `perfexp.measure` accepts these objects of the user's process.
+
+    Args:
+        source: the object. A class is built with the run's seed.
+        inputs: fixed inputs for every call; None for inputs from the data.
+    """
+    if isinstance(source, type):
+        return adapt(functools.partial(source), name, inputs)
+    is_module = isinstance(source, torch.nn.Module) or hasattr(source, "open")
+    return adapt(source if is_module else _Called(source), name, inputs)

@@ -1,4 +1,8 @@
-"""Functions for a user's module as its author wrote it: mode, device, inputs and outputs."""
+"""Functions for a user's module as its author wrote it: mode, device, inputs and outputs.
+
+A class may redefine `train`, `to` or `parameters`. These functions call torch's own versions where
+an author's version would miss something. `TorchSession` uses them.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,11 @@ from perfexp.cost.trial import is_stand_in
 
 
 def train(module: torch.nn.Module, training: bool) -> None:
-    """Set a module's mode with its class's `train`.
+    """Set a module's mode with its class's `train`, or by flags where that is not a switch.
 
     A class may override `train` without returning the module, for example to keep layers frozen. A
     class may also use the name differently, for a training loop or an attribute. In that case the
-    flags of its submodules are set.
+    flags of the module and its submodules are set.
     """
     method: Any = getattr(module, "train", None)
     if getattr(method, "__func__", None) is not torch.nn.Module.train and _is_switch(method):
@@ -34,7 +38,10 @@ def train(module: torch.nn.Module, training: bool) -> None:
 
 
 def evaluate(module: torch.nn.Module) -> None:
-    """Set evaluation mode, with the class's own `eval` if it takes no arguments."""
+    """Set evaluation mode, with the class's own `eval` if it takes no arguments.
+
+    Another `eval`, for example one that takes a data set, is not called.
+    """
     own = getattr(module, "eval", None)
     is_default = getattr(own, "__func__", None) is torch.nn.Module.eval
     if not is_default and callable(own) and _parameters(own) == []:
@@ -44,16 +51,12 @@ def evaluate(module: torch.nn.Module) -> None:
         train(module, False)
 
 
-def set_mode(module: torch.nn.Module, training: bool) -> None:
-    """Set the mode as training scripts do, with `train()` or `eval()`."""
-    if training:
-        train(module, True)
-    else:
-        evaluate(module)
-
-
 def _is_switch(method: Any) -> bool:
-    """Return whether a method can be called as `train(mode)` and sets a mode."""
+    """Return whether a method can be called as `train(mode)` and sets a mode.
+
+    A training loop such as `train(epochs)` is not a switch. Only names, defaults and the names in
+    the method's code tell them apart.
+    """
     if not callable(method) or not (parameters := _parameters(method)):
         return False
     first, *others = parameters
@@ -65,6 +68,10 @@ def _is_switch(method: Any) -> bool:
 
 
 def _parameters(method: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Return a callable's parameters; None if it has no signature.
+
+    `_is_switch` and `evaluate` decide by them.
+    """
     try:
         return list(inspect.signature(method).parameters.values())
     except (TypeError, ValueError):  # functions in C may have no signature
@@ -74,22 +81,20 @@ def _parameters(method: Callable[..., Any]) -> list[inspect.Parameter] | None:
 def place(module: torch.nn.Module, device: Any, dtype: torch.dtype) -> None:
     """Move a module to a device and convert it to a data type in place.
 
-    An overridden `to` is called as well. Only tensors of the most common parameter type are
+    An overridden `to` is called as well. Only tensors in the most common parameter type are
     converted. Complex tensors and submodules in another precision keep their type; tensors on the
     meta device are left alone.
     """
-    sizes = Counter[torch.dtype]()
+    elements = Counter[torch.dtype]()
     for tensor in parameters_of(module):
         if tensor.is_floating_point() and not torch.nn.parameter.is_lazy(tensor):
-            sizes[tensor.dtype] += tensor.numel()
-    common = sizes.most_common(1)[0][0] if sizes else torch.get_default_dtype()
+            elements[tensor.dtype] += tensor.numel()
+    common = elements.most_common(1)[0][0] if elements else torch.get_default_dtype()
 
     def placed(tensor: torch.Tensor) -> torch.Tensor:
-        return (
-            tensor
-            if tensor.is_meta
-            else tensor.to(device, dtype if tensor.dtype == common else None)
-        )
+        if tensor.is_meta:
+            return tensor
+        return tensor.to(device, dtype if tensor.dtype == common else None)
 
     module._apply(placed)
     if type(module).to is not torch.nn.Module.to:
@@ -106,7 +111,8 @@ def parameters_of(module: torch.nn.Module) -> Iterator[torch.nn.Parameter]:
 def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return parameters and buffers by name, even if the class redefines `state_dict`.
 
-    Lazy tensors and meta tensors have no values and are left out.
+    Lazy tensors and meta tensors have no values and are left out. A session saves them before
+    training, and `restore` copies them back.
     """
     named = (*torch.nn.Module.named_parameters(module), *torch.nn.Module.named_buffers(module))
     return {
@@ -118,7 +124,10 @@ def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def restore(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
-    """Copy the tensors from `tensors_of` back into a module. Newer tensors stay as they are."""
+    """Copy the tensors from `tensors_of` back into a module.
+
+    Tensors that the module has made or reshaped since then stay as they are.
+    """
     for name, tensor in tensors_of(module).items():
         if name in state and state[name].shape == tensor.shape:
             with torch.inference_mode(tensor.is_inference()):
@@ -126,14 +135,18 @@ def restore(module: torch.nn.Module, state: Mapping[str, torch.Tensor]) -> None:
 
 
 def has_extra_state(module: torch.nn.Module) -> bool:
-    """Return whether a module's class keeps more than tensors in its state dict."""
+    """Return whether a module's class keeps more than tensors in its state dict.
+
+    Such a class defines `get_extra_state`.
+    """
     return type(module).get_extra_state is not torch.nn.Module.get_extra_state
 
 
 def called(module: Callable[..., Any], inputs: Any) -> Any:
-    """Call a module with its inputs.
+    """Call a module and return its outputs.
 
-    A tuple contains positional arguments, a dictionary named arguments.
+    Args:
+        inputs: one positional argument, a tuple of them, or a dictionary of named arguments.
     """
     if isinstance(inputs, tuple):
         return module(*inputs)
@@ -141,7 +154,10 @@ def called(module: Callable[..., Any], inputs: Any) -> Any:
 
 
 def missing_inputs(module: torch.nn.Module, inputs: Any) -> str | None:
-    """Return why a module cannot be called with these inputs; None if it can, or if unknown."""
+    """Return why `forward` cannot be called with these inputs, such as a missing argument.
+
+    None if it can be called, or if its signature is unknown.
+    """
     try:
         signature = inspect.signature(module.forward)
     except (TypeError, ValueError):  # a function in C has no signature
@@ -154,7 +170,11 @@ def missing_inputs(module: torch.nn.Module, inputs: Any) -> str | None:
 
 
 def restoring(inputs: Any) -> Callable[[], bool]:
-    """Return a function that restores the current inputs and returns whether they had changed."""
+    """Return a function that restores the current inputs and returns whether they had changed.
+
+    A session calls it around the first call, to find models that write into their inputs. It copies
+    the tensors to the host.
+    """
     restores = [
         _restoring(one)
         for one in tree_leaves(inputs)
@@ -164,20 +184,22 @@ def restoring(inputs: Any) -> Callable[[], bool]:
 
 
 def _restoring(inputs: torch.Tensor) -> Callable[[], bool]:
-    before, version, strides = (
-        inputs.detach().to("cpu", copy=True),
-        version_of(inputs),
-        inputs.stride(),
-    )
+    """Return the function that `restoring` describes, for one tensor.
+
+    A counted change counts even if the values are the same again.
+    """
+    before = inputs.detach().to("cpu", copy=True)
+    version, strides = version_of(inputs), inputs.stride()
 
     def restore() -> bool:
+        """Restore the tensor's shape and values; return whether it had changed."""
         is_same_shape = (inputs.shape, inputs.stride()) == (before.shape, strides)
         if is_same_shape and torch.equal(inputs.detach().cpu().nan_to_num(), before.nan_to_num()):
             return version_of(inputs) != version
         with torch.no_grad():
             if is_same_shape:
                 inputs.copy_(before)
-            else:
+            else:  # the call reshaped the tensor in place
                 inputs.data = before.to(inputs.device)
         return True
 
@@ -185,25 +207,32 @@ def _restoring(inputs: torch.Tensor) -> Callable[[], bool]:
 
 
 def version_of(inputs: Any) -> list[int | None]:
-    """Return how often each tensor was changed in place; None if torch does not count it."""
+    """Return how often each tensor in `inputs` was changed in place, in order.
+
+    An entry is None if torch does not count, as for inference tensors.
+    """
     tensors = (one for one in tree_leaves(inputs) if isinstance(one, torch.Tensor))
     return [None if one.is_inference() else one._version for one in tensors]
 
 
 def unfinished(outputs: Any) -> str | None:
-    """Return the type of an output that computes only when used, such as a generator, if any."""
+    """Return the type name of an output that computes only when it is used, such as a generator.
+
+    None if all outputs are finished. Fields of dataclasses are checked, too.
+    """
     for leaf in tree_leaves(outputs):
         if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             leaf = [getattr(leaf, field.name) for field in dataclasses.fields(leaf)]
-            if found := next(filter(None, map(_unfinished_kind, leaf)), None):
-                return found
-        elif found := _unfinished_kind(leaf):
-            return found
+            if name := next(filter(None, map(_unfinished_kind, leaf)), None):
+                return name
+        elif name := _unfinished_kind(leaf):
+            return name
     return None
 
 
 def _unfinished_kind(leaf: Any) -> str | None:
-    is_unfinished = isinstance(
-        leaf, (Iterator, Awaitable, Future, torch.futures.Future)
-    ) or callable(leaf)
-    return type(leaf).__name__ if is_unfinished else None
+    """Return the type name of an iterator, awaitable, future or callable; None for other values."""
+    computes_later = (Iterator, Awaitable, Future, torch.futures.Future)
+    if isinstance(leaf, computes_later) or callable(leaf):
+        return type(leaf).__name__
+    return None

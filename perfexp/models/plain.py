@@ -1,4 +1,7 @@
-"""A model's fp32 outputs, as a reference for faster computations."""
+"""A model's fp32 outputs, as a reference for faster computations.
+
+The correctness check of `measuring` compares the measured outputs with them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ from perfexp.models import modules, tf32
 
 
 def outputs_in_fp32(module: torch.nn.Module, inputs: Any) -> Any:
-    """Return the outputs of an fp32 copy in the default layout, without TF32 or compiler."""
+    """Return the outputs of an fp32 copy in the default layout, without TF32 or compiler.
+
+    The copy needs memory for a second set of weights.
+    """
     copy = deepcopy(module).float()
     for parameter in copy.parameters():
         parameter.data = parameter.data.contiguous()

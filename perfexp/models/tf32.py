@@ -1,4 +1,8 @@
-"""TF32: read, set and restore torch's flags for float32 matrix products and convolutions."""
+"""TF32: read, set and restore torch's flags for float32 matrix products and convolutions.
+
+TF32 is NVIDIA's format with 10 bits of mantissa. Tensor cores compute float32 products in it faster
+and less precisely.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,9 @@ def allowed() -> tuple[bool, bool]:
 
 
 def allow(value: bool) -> None:
-    """Set both flags.
+    """Set both flags, for matrix products and for cuDNN.
 
-    Torch 2.9 calls them deprecated. Its newer `fp32_precision` cannot replace them yet: with it
+    torch 2.9 calls them deprecated. Its newer `fp32_precision` cannot replace them yet: with it
     alone, code that still reads the flags raises an error, torch.compile included (pytorch/pytorch
     issue 166387).
     """
@@ -66,6 +70,7 @@ def off() -> Iterator[None]:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
+    """Suppress torch's deprecation warnings for the older flags inside the context."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -1,4 +1,7 @@
-"""Image classifiers from timm (PyTorch Image Models) with random weights."""
+"""Image classifiers from timm (PyTorch Image Models) with random weights.
+
+`model=timm:NAME` selects one.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,8 @@ _LOADING = ("checkpoint_path", "pretrained", "pretrained_cfg", "pretrained_cfg_o
 class Timm:
     """A classifier built by timm.
 
+    The arguments are the keys of the `model` node; `plan/key_descriptions.yaml` describes them.
+
     Raises:
         UserError: `kwargs` would load weights.
     """
@@ -47,6 +52,10 @@ class Timm:
         num_classes: int | None,
         seed: int,
     ) -> TorchSession:
+        """Build the classifier and return its session.
+
+        Raises `UserError` if timm is missing, has no such model, or refuses the settings.
+        """
         classes = self._num_classes or num_classes or _IMAGENET_CLASSES
         if num_classes is not None and num_classes > classes:
             raise UserError(f"The data has {num_classes} classes, model.num_classes is {classes}.")
@@ -61,6 +70,7 @@ class Timm:
         )
 
     def _build(self, classes: int) -> torch.nn.Module:
+        """Return timm's model with random weights; raise `UserError` if timm cannot build it."""
         # timm imports it too, and fails if its compiled operators do not fit torch
         import_torchvision()
         try:

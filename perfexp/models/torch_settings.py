@@ -1,4 +1,8 @@
-"""Torch's process-wide settings and number formats: apply, try and read them back."""
+"""Torch's process-wide state: settings, number formats, and what torch.compile did.
+
+A session applies the `execution` and `precision` settings when it opens, tries what cannot be
+queried, and reads the settings back as facts for the record.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,15 +23,21 @@ from perfexp.models.torchvision_import import torchvision_facts
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.number_formats import Formats
+from perfexp.records.quantities import COMPILE_SECONDS, GRAPH_BREAKS, GRAPHS, RECOMPILATIONS
+from perfexp.records.record import Metric
 
 #: First compute capability with TF32 tensor cores (NVIDIA Ampere).
 _TF32_CAPABILITY = (8, 0)
+#: Compilations that torch keeps metrics for, unless its own constant differs.
+_MOST_COMPILATIONS = 64
+#: Metrics that are sums over these compilations, so they are too low once torch has dropped some.
+_SUMMED = (COMPILE_SECONDS, RECOMPILATIONS)
 
 
 def apply_settings(execution: Execution, precision: Precision) -> list[Diagnostic]:
     """Apply the settings that are on, and return diagnostics for failures.
 
-    Other settings stay as they are in the process.
+    A session calls this once when it opens. Settings that are off stay as they are in the process.
     """
     if precision.tf32 is not None:
         tf32.allow(precision.tf32)
@@ -53,12 +64,10 @@ def apply_settings(execution: Execution, precision: Precision) -> list[Diagnosti
 
 @contextmanager
 def unchanged_settings() -> Iterator[None]:
-    """Restore the process-wide flags that `apply_settings` changes."""
+    """Restore the process-wide flags that `apply_settings` changes, at the end of the context."""
     cudnn = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-    is_deterministic, threads = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_num_threads(),
-    )
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    threads = torch.get_num_threads()
     with tf32.unchanged():
         try:
             yield
@@ -70,7 +79,11 @@ def unchanged_settings() -> Iterator[None]:
 
 @contextmanager
 def unchanged(model: object) -> Iterator[None]:
-    """Restore torch's settings and random state, and a module's modes and gradients."""
+    """Restore torch's settings and random state, and a module's modes and gradients.
+
+    The Python API wraps a measurement in it, because the user's process goes on afterwards. A
+    `model` that is not a module has only settings to restore.
+    """
     parts = list(model.modules()) if isinstance(model, torch.nn.Module) else []
     modes = [(part, part.training) for part in parts]
     gradients = [
@@ -88,7 +101,7 @@ def unchanged(model: object) -> Iterator[None]:
 
 
 def torch_facts() -> dict[str, Any]:
-    """Return current versions, flags and thread counts as JSON values."""
+    """Return current versions, flags and thread counts as JSON values for the record."""
     matmul_tf32, cudnn_tf32 = tf32.allowed()
     # OpenMP or the native thread pool
     backend = re.search(r"parallel backend:(.*)", torch.__config__.parallel_info())
@@ -106,28 +119,34 @@ def torch_facts() -> dict[str, Any]:
     }
 
 
-def effective_precision(wanted: Precision, device: Device) -> tuple[Precision, list[Diagnostic]]:
-    """Return the requested precision if the device has it, otherwise fp32 and a diagnostic."""
-    if (wanted.autocast or wanted.storage) == "float32" and not wanted.tf32:
-        return wanted, []
-    if wanted.autocast and device.kind == "mps":
+def effective_precision(requested: Precision, device: Device) -> tuple[Precision, list[Diagnostic]]:
+    """Return the requested precision if the device has it, otherwise fp32 and a diagnostic.
+
+    A session checks it when it opens, by trying small computations.
+    """
+    if (requested.autocast or requested.storage) == "float32" and not requested.tf32:
+        return requested, []
+    if requested.autocast and device.kind == "mps":
         reason = f"autocast is not used on {device.name}"
         return Precision(name="fp32"), [
-            diagnostics.make("precision_unavailable", precision=wanted.name, reason=reason)
+            diagnostics.make("precision_unavailable", precision=requested.name, reason=reason)
         ]
     # gradients on the host would start autograd threads for all devices; after that,
     # forked processes cannot compute gradients
     why_no_data_type = isolated(_why_no_data_type) if device.kind == "cpu" else _why_no_data_type
-    missing = _why_no_tf32(device) if wanted.tf32 else why_no_data_type(wanted, device)
+    missing = _why_no_tf32(device) if requested.tf32 else why_no_data_type(requested, device)
     if missing is None:
-        return wanted, []
+        return requested, []
     return Precision(name="fp32"), [
-        diagnostics.make("precision_unavailable", precision=wanted.name, reason=missing)
+        diagnostics.make("precision_unavailable", precision=requested.name, reason=missing)
     ]
 
 
 def formats(precision: Precision, device: Device) -> Formats:
-    """Return the number formats for contractions on the device."""
+    """Return the number formats for contractions on the device.
+
+    Peaks and rooflines depend on them.
+    """
     flags = None if _why_no_tf32(device) else tf32.allowed()
     return Formats.of(precision.autocast or precision.storage, precision.tf32, flags)
 
@@ -148,36 +167,30 @@ def _why_no_tf32(device: Device) -> str | None:
     return None
 
 
-def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
-    """Return why a small convolution and product fail in the data type, or None.
+def _why_no_data_type(requested: Precision, device: Device) -> str | None:
+    """Return why a small convolution and product fail in the data type, or None if they work.
 
-    They are tried forward and backward.
+    They are tried forward and backward on the device, because torch has no query for it.
     """
-    name = wanted.autocast or wanted.storage
+    name = requested.autocast or requested.storage
     assert device.identifier is not None
     if device.kind == "cpu" and name == "float16" and not _has_fast_float16():
         return f"torch has no fast float16 on {device.name}"
-    storage = getattr(torch, wanted.storage)
+    storage = getattr(torch, requested.storage)
     try:
         # callers of the Python interface may have set other modes
-        with (
-            torch.inference_mode(False),
-            torch.enable_grad(),
-        ):
-            kernel = torch.ones(
-                4, 3, 3, 3, device=device.identifier, dtype=storage, requires_grad=True
-            )
-            weight = torch.ones(
-                2, 4 * 36, device=device.identifier, dtype=storage, requires_grad=True
-            )
-            inputs = torch.ones(2, 3, 8, 8, device=device.identifier, dtype=storage)
-            with autocast(wanted, device):
+        with torch.inference_mode(False), torch.enable_grad():
+            ones = partial(torch.ones, device=device.identifier, dtype=storage)
+            kernel = ones(4, 3, 3, 3, requires_grad=True)
+            weight = ones(2, 4 * 36, requires_grad=True)
+            inputs = ones(2, 3, 8, 8)
+            with autocast(requested, device):
                 outputs = linear(conv2d(inputs, kernel).flatten(1), weight)
             torch.autograd.backward(outputs.float().sum())
         device.synchronize()
     except (RuntimeError, TypeError) as error:
         message = str(error).splitlines()[0]
-        how = "autocast to" if wanted.autocast else "parameters of"
+        how = "autocast to" if requested.autocast else "parameters of"
         return (
             f"a convolution and a matrix product with {how} {name} fail on {device.name}: {message}"
         )
@@ -185,16 +198,20 @@ def _why_no_data_type(wanted: Precision, device: Device) -> str | None:
 
 
 def _has_fast_float16() -> bool:
-    """Return whether oneDNN computes float16 on this CPU.
+    """Return whether torch computes float16 on this CPU at a usable speed.
 
-    Without oneDNN support, torch's convolution takes about a hundred times as long.
+    If oneDNN lacks float16 there, torch's convolution takes about a hundred times as long. Without
+    oneDNN nothing is known, and float16 is tried.
     """
     has_onednn = torch.backends.mkldnn.is_available()
     return not has_onednn or bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 def autocast(precision: Precision, device: Device) -> AbstractContextManager[object]:
-    """Return a new autocast context for the precision; a null context without autocast."""
+    """Return a new autocast context for the precision; a null context without autocast.
+
+    Sessions enter it for each forward pass and loss.
+    """
     if precision.autocast is None:
         return nullcontext()
     assert device.identifier is not None
@@ -213,3 +230,51 @@ def channels_last_format(tensor: torch.Tensor) -> torch.memory_format:
     """Return the channels-last layout for a tensor with channels, otherwise its own layout."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     return formats.get(tensor.ndim, torch.preserve_format)
+
+
+def reset_compiler() -> None:
+    """Discard compiled code and its counts; a session calls it before each point."""
+    from torch._dynamo import utils  # takes seconds, and only a compiled model needs it
+
+    torch.compiler.reset()
+    utils.clear_compilation_metrics()
+    utils.counters.clear()
+
+
+def compilation_metrics() -> list[Metric]:
+    """Return compile time in seconds and counts since `reset_compiler`.
+
+    The counts are graphs, graph breaks and recompilations. A metric is missing, with a reason, if
+    this torch version counts differently or has dropped old entries.
+    """
+    from torch._dynamo import utils  # deferred as in `reset_compiler`
+
+    try:
+        compiled = utils.get_compilation_metrics()
+        values: dict[str, float] = {
+            COMPILE_SECONDS: sum(one.duration_us or 0 for one in compiled) * 1e-6,
+            GRAPHS: utils.counters["stats"]["unique_graphs"],
+            GRAPH_BREAKS: sum(utils.counters["graph_break"].values()),
+            # torch numbers compilations per frame from 0: `frame/number`
+            RECOMPILATIONS: sum(
+                bool(one.is_forward) and _recompilation(one.compile_id) > 0 for one in compiled
+            ),
+        }
+    except (AttributeError, TypeError, ValueError) as error:  # torch's records change
+        reason = f"torch {torch.__version__} counts in another way: {error}"
+        return [Metric.of(COMPILE_SECONDS, None, reason=reason)]
+    limit = getattr(utils, "DEFAULT_COMPILATION_METRICS_LIMIT", _MOST_COMPILATIONS)
+    is_cut = len(compiled) >= limit
+    reason = f"torch keeps only the last {len(compiled)} compilations"
+    metrics = []
+    for name, value in values.items():
+        if is_cut and name in _SUMMED:
+            metrics.append(Metric.of(name, None, reason=reason))
+        else:
+            metrics.append(Metric.of(name, float(value)))
+    return metrics
+
+
+def _recompilation(compile_id: str | None) -> int:
+    """Return a compilation's number within its frame, 0 for the first, from an id such as `3/1`."""
+    return int((compile_id or "0").rpartition("/")[2].partition("_")[0])

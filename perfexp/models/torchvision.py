@@ -1,4 +1,8 @@
-"""Torchvision models for one image or clip, with random, downloaded or local weights."""
+"""Torchvision models for one image or clip, with random, downloaded or local weights.
+
+`model=NAME` selects one, such as `resnet50` or `swin_t`. Its package in torchvision decides its
+kind: classification, video or segmentation.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,10 @@ _RECOMMENDED = ("DEFAULT", "torchvision")
 
 @dataclass(kw_only=True, eq=False)
 class Torchvision:
-    """A model built by torchvision."""
+    """A model built by torchvision.
+
+    The fields are the keys of the `model` node; `plan/key_descriptions.yaml` describes them.
+    """
 
     name: str
     weights: str | None = None
@@ -54,12 +61,18 @@ class Torchvision:
         num_classes: int | None,
         seed: int,
     ) -> TorchSession:
+        """Build the model, load its weights, and return its session.
+
+        Raises `UserError` for an unknown model, or for classes, weights or settings that do not
+        fit.
+        """
         package, published = self._package(), self._published_weights()
-        file = (
-            find_weights(self.name, self.weights, self.weights_dir) if published is None else None
-        )
-        own = len(published.meta["categories"]) if published is not None else num_classes
-        classes = self.num_classes or own or _USUAL_CLASSES.get(package, _IMAGENET_CLASSES)
+        if published is None:
+            file = find_weights(self.name, self.weights, self.weights_dir)
+            classes = num_classes or _USUAL_CLASSES.get(package, _IMAGENET_CLASSES)
+        else:
+            file, classes = None, len(published.meta["categories"])
+        classes = self.num_classes or classes
         if num_classes is not None and num_classes > classes:
             raise UserError(
                 f"The data has {num_classes} classes, {self.name} with these settings has "
@@ -74,12 +87,10 @@ class Torchvision:
         module = initialized(partial(self._build, published, classes), *settings, seed=seed)
         if file is not None:
             load_weights(module, file)
-        plain = self.name.removeprefix("quantized_")
-        doubts = (
-            [diagnostics.make("not_quantized", model=self.name, plain=plain)]
-            if package == "quantization"
-            else []
-        )
+        doubts = []
+        if package == "quantization":
+            plain = self.name.removeprefix("quantized_")
+            doubts = [diagnostics.make("not_quantized", model=self.name, plain=plain)]
         return TorchSession(
             module,
             kind=self._kind(package, classes),
@@ -92,7 +103,10 @@ class Torchvision:
         )
 
     def _package(self) -> str:
-        """Return the part of torchvision.models with the builder, for example `segmentation`."""
+        """Return the part of torchvision.models with the builder, for example `segmentation`.
+
+        Raises `UserError` for a model or setting that perfexp does not measure.
+        """
         names = models.list_models()
         if self.name not in names:
             raise UserError(
@@ -112,6 +126,10 @@ class Torchvision:
         return package
 
     def _published_weights(self) -> Any:
+        """Return torchvision's weights of the given name, for example `IMAGENET1K_V2`.
+
+        None if `weights` is empty or names no published weights; then it is a file.
+        """
         if self.weights is None:
             return None
         published = models.get_model_weights(self.name.removeprefix("quantized_"))
@@ -119,6 +137,13 @@ class Torchvision:
         return published[name] if name in published.__members__ else None
 
     def _build(self, weights: Any, classes: int) -> torch.nn.Module:
+        """Return the model with random weights, or with published ones after downloading them.
+
+        Raises `UserError` if the download fails or the builder refuses the settings.
+
+        Args:
+            weights: published weights of torchvision; None for random ones.
+        """
         settings = {"weights": weights, "num_classes": classes}
         builder = models.get_model_builder(self.name)
         if "weights_backbone" in inspect.signature(builder).parameters:
@@ -126,10 +151,7 @@ class Torchvision:
         try:
             with warnings.catch_warnings():
                 # a builder's new default, and torch's deprecated quantization
-                for kind in (
-                    FutureWarning,
-                    DeprecationWarning,
-                ):
+                for kind in (FutureWarning, DeprecationWarning):
                     warnings.simplefilter("ignore", kind)
                 module = builder(progress=False, **settings, **(self.kwargs or {}))
         except OSError as error:
@@ -149,7 +171,11 @@ class Torchvision:
         return module
 
     def _give_small_stem(self, module: torch.nn.Module) -> None:
-        """Replace the first layers for 32 × 32 images, with torchvision's initialization."""
+        """Replace the first layers for 32 × 32 images, with torchvision's initialization.
+
+        Raises `UserError` if the module is not a ResNet. `model.stem=cifar` needs it: the usual
+        stem would shrink such images to 8 × 8 pixels.
+        """
         if not isinstance(module, models.ResNet):
             raise UserError(
                 f"model.stem=cifar is for ResNets; {self.name} has its own stem: leave it out."
@@ -161,6 +187,7 @@ class Torchvision:
         module.maxpool = torch.nn.Identity()
 
     def _kind(self, package: str, classes: int) -> Kind:
+        """Return the kind of model for a package of torchvision.models."""
         if package == "video":
             return VideoClassification(classes, frames=self.frames)
         return Segmentation(classes) if package == "segmentation" else Classification(classes)

@@ -1,6 +1,7 @@
 """Import of torchvision even if its compiled operators do not fit torch.
 
-An example is a CUDA build next to a CPU torch.
+An example is a CUDA build next to a CPU torch. Packages that import torchvision themselves, such as
+timm and transformers, then work, too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Names of models without a configuration file: of torchvision, timm and transformers.
 
-Importing any of these packages takes seconds.
+Importing any of these packages takes seconds, so torchvision's source files are searched instead.
+The command line uses the names for `model=NAME`, listings and completion.
 """
 
 from __future__ import annotations
@@ -26,19 +27,22 @@ _BUILDER = re.compile(
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the sorted names of measurable models; empty without torchvision."""
+    """Return the sorted names of measurable models; empty without torchvision.
+
+    They are read from the decorators `@register_model` in torchvision's source files.
+    """
     try:
         spec = importlib.util.find_spec("torchvision")
     except (ImportError, ValueError):
         return ()
-    found = set()
+    model_names = set()
     for root in (spec.submodule_search_locations or []) if spec else []:
         models = Path(root) / "models"
         for file in models.rglob("*.py"):
             if file.parent.name not in REFUSED:
                 builders = _BUILDER.finditer(file.read_text(encoding="utf-8"))
-                found |= {builder[1] or builder[2] for builder in builders}
-    return tuple(sorted(found))
+                model_names |= {builder[1] or builder[2] for builder in builders}
+    return tuple(sorted(model_names))
 
 
 def is_name(option: str) -> bool:
@@ -48,6 +52,9 @@ def is_name(option: str) -> bool:
 
 @cache
 def node(option: str) -> dict[str, Any]:
-    """Return the configuration for an option without a file; the same object each time."""
+    """Return the configuration for an option without a file; the same object each time.
+
+    It takes the defaults from `conf/model/torchvision.yaml`, `timm.yaml` or `hf.yaml`.
+    """
     prefix, colon, _ = option.partition(":")
     return {"defaults": [prefix if colon else "torchvision", "_self_"], "name": option}

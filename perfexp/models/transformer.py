@@ -1,7 +1,8 @@
 """Transformer encoders for sequences, texts and video frames, and CLIP's comparison with texts.
 
-Source: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision". The
-blocks are pre-norm.
+The CLIP gesture classifier consists of them. Source: Radford et al., "Learning Transferable Visual
+Models From Natural Language Supervision". The blocks are pre-norm: layer norms precede attention
+and perceptron.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Block(nn.Module):
     Each follows a layer norm and has a shortcut.
 
     Args:
+        width: numbers per position.
         is_causal: whether a position attends only to itself and earlier positions.
     """
 
@@ -46,6 +48,7 @@ class Block(nn.Module):
         return mixed + self.perceptron(self.norm_2(mixed))  # type: ignore[no-any-return]
 
     def _attend(self, inputs: Tensor) -> Tensor:
+        """Return self-attention over normalized inputs, (batch, length, width)."""
         batch, length, width = inputs.shape
         parts = self.query_key_value(inputs).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
@@ -77,7 +80,7 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map (batch, length, width) to the same shape."""
+        """Map embedded positions (batch, length, width) to the same shape."""
         if inputs.shape[1] > LONGEST:
             raise ValueError(f"a sequence has at most {LONGEST} positions")
         outputs: torch.Tensor = self.norm(self.blocks(inputs + self.positions[: inputs.shape[1]]))
@@ -85,7 +88,7 @@ class Transformer(nn.Module):
 
 
 def sines(length: int, width: int) -> Tensor:
-    """Return positional encodings (length, width).
+    """Return positional encodings (length, width): sines at even columns, cosines at odd ones.
 
     Source: Vaswani et al., "Attention Is All You Need", section 3.5.
     """
@@ -95,9 +98,12 @@ def sines(length: int, width: int) -> Tensor:
 
 
 class SequenceEncoder(nn.Module):
-    """An encoder for sequences (batch, frames, columns).
+    """An encoder for sequences (batch, frames, columns), for example skeleton joint coordinates.
 
     It combines a linear embedding, a transformer and the mean over frames.
+
+    Args:
+        embedding: length of the output per sequence.
     """
 
     def __init__(
@@ -105,14 +111,12 @@ class SequenceEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.columns, self.shape = columns, f"FRAMESx{columns}"
-        self.embed, self.project = (
-            nn.Linear(columns, width),
-            nn.Linear(width, embedding, bias=False),
-        )
+        self.embed = nn.Linear(columns, width)
+        self.project = nn.Linear(width, embedding, bias=False)
         self.transformer = Transformer(width, layers, heads, dropout)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map sequences to (batch, embedding)."""
+        """Map sequences to (batch, embedding); raise `ValueError` for another number of columns."""
         if inputs.ndim != 3 or inputs.shape[2] != self.columns:
             raise ValueError(f"a frame has {self.columns} columns, set input_size={self.shape}")
         outputs: torch.Tensor = self.project(self.transformer(self.embed(inputs)).mean(dim=1))
@@ -123,6 +127,9 @@ class FrameEncoder(nn.Module):
     """An encoder for clips (batch, 3, frames, height, width).
 
     It encodes each frame as an image and averages over frames.
+
+    Args:
+        images: encoder that maps images (n, 3, 224, 224) to (n, embedding).
     """
 
     def __init__(self, images: nn.Module) -> None:
@@ -130,16 +137,15 @@ class FrameEncoder(nn.Module):
         self.images, self.shape = images, str(IMAGE_SIDE)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Map clips to (batch, embedding)."""
+        """Map clips to (batch, embedding); raise `ValueError` for frames of another size."""
         if inputs.ndim != 5 or inputs.shape[3:] != (IMAGE_SIDE, IMAGE_SIDE):
             raise ValueError(
                 f"a frame has {IMAGE_SIDE} × {IMAGE_SIDE} pixels, set input_size={self.shape}"
             )
         batch, _, frames = inputs.shape[:3]
-        outputs: torch.Tensor = (
-            self.images(inputs.transpose(1, 2).flatten(0, 1)).view(batch, frames, -1).mean(dim=1)
-        )
-        return outputs
+        images = inputs.transpose(1, 2).flatten(0, 1)
+        features: torch.Tensor = self.images(images).view(batch, frames, -1)
+        return features.mean(dim=1)
 
 
 class TextEncoder(nn.Module):
@@ -156,13 +162,12 @@ class TextEncoder(nn.Module):
     ) -> None:
         super().__init__()
         tokens, ends = padded(texts)
-        positions = [row * len(tokens[0]) + end for row, end in enumerate(ends)]
+        # places of the ends in all texts' states, one text after the other
+        flat_ends = [row * len(tokens[0]) + end for row, end in enumerate(ends)]
         self.register_buffer("tokens", torch.tensor(tokens), persistent=False)
-        self.register_buffer("ends", torch.tensor(positions), persistent=False)
-        self.embed, self.project = (
-            nn.Embedding(NUM_TOKENS, width),
-            nn.Linear(width, embedding, bias=False),
-        )
+        self.register_buffer("ends", torch.tensor(flat_ends), persistent=False)
+        self.embed = nn.Embedding(NUM_TOKENS, width)
+        self.project = nn.Linear(width, embedding, bias=False)
         self.transformer = Transformer(width, layers, heads, 0.0, is_causal=True)
 
     def forward(self) -> Tensor:
@@ -185,12 +190,8 @@ class ClipClassifier(nn.Module):
         self, inputs: nn.Module, texts: TextEncoder, *, num_classes: int, temperature: float
     ) -> None:
         super().__init__()
-        self.inputs, self.texts, self.temperature, self.num_classes = (
-            inputs,
-            texts,
-            temperature,
-            num_classes,
-        )
+        self.inputs, self.texts = inputs, texts
+        self.temperature, self.num_classes = temperature, num_classes
         size = texts.project.out_features
         self.register_buffer("text_features", torch.zeros(num_classes, size), persistent=False)
 
@@ -209,7 +210,8 @@ class ClipClassifier(nn.Module):
 def info_nce(scores: Tensor) -> Tensor:
     """Return the symmetric InfoNCE for (n, n) scores with pairs on the diagonal.
 
-    Source: Radford et al., figure 3.
+    Source: Radford et al., figure 3. Row i compares input i with all texts, column i text i with
+    all inputs.
     """
     pairs = torch.arange(len(scores), device=scores.device)
     cross_entropy = nn.functional.cross_entropy

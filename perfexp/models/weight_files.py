@@ -1,4 +1,4 @@
-"""Search for a model's weight file."""
+"""Search for a model's weight file, by name or in the user's folder; the file is not read here."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ SUFFIXES = (".pth", ".pt")
 
 def find_weights(model: str, weights: str | None, weights_dir: str | None) -> Path | None:
     """Return a model's weight file; None, meaning random weights, without file and folder.
+
+    Plans are checked with it before a process starts, and models load the file.
 
     Args:
         weights: file name or path. None selects `MODEL.pth` or `MODEL-….pth` (or `.pt`) in the
@@ -32,10 +34,8 @@ def find_weights(model: str, weights: str | None, weights_dir: str | None) -> Pa
     if weights is not None:
         file = folder / Path(weights).expanduser()
         if not file.is_file():
-            hint = (
-                did_you_mean(Path(weights).name, candidates)
-                or f"It holds no {' or '.join(SUFFIXES)} file."
-            )
+            similar = did_you_mean(Path(weights).name, candidates)
+            hint = similar or f"It holds no {' or '.join(SUFFIXES)} file."
             raise UserError(f"There are no weights {weights} in {folder.resolve()}. {hint}")
         return file
     fitting = [
@@ -43,10 +43,10 @@ def find_weights(model: str, weights: str | None, weights_dir: str | None) -> Pa
     ]
     if len(fitting) == 1:
         return folder / fitting[0]
-    content = (
-        f"{len(fitting)} files for {model}: {', '.join(fitting)}" if fitting else f"no {model}.pth"
-    )
-    hint = "" if fitting else did_you_mean(f"{model}.pth", candidates)
+    if fitting:
+        content, hint = f"{len(fitting)} files for {model}: {', '.join(fitting)}", ""
+    else:
+        content, hint = f"no {model}.pth", did_you_mean(f"{model}.pth", candidates)
     raise UserError(
         f"{folder.resolve()} holds {content}. Name the file by model.weights=FILE. {hint}".strip()
     )

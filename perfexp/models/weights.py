@@ -1,4 +1,8 @@
-"""Weight files: read without running code, and loaded only if every entry fits."""
+"""Weight files: read without running code, and loaded only if every entry fits.
+
+Checkpoints from other programs wrap weights in several layouts, for example under the key
+`state_dict` or with the prefix `module.`; these are unwrapped here.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +56,12 @@ _SHOWN = 3
 def read_content(file: Path, kind: str, advice: str) -> Any:
     """Return the content of a torch.save file, in host memory.
 
-    Raises `UserError` if the file is unreadable or would run code.
+    Raises `UserError` if the file is unreadable or would run code. Weights and checkpoints are read
+    with it.
+
+    Args:
+        kind: expected content for the message, for example "weights".
+        advice: last sentence of the message.
     """
     if parse(torch.__version__) < _SAFE_TORCH:
         raise UserError(
@@ -72,7 +81,8 @@ def read_content(file: Path, kind: str, advice: str) -> Any:
 def _refuse_inflated(file: Path) -> None:
     """Raise `ValueError` for an archive with compressed members.
 
-    Its members are larger than the archive itself; torch.save does not compress.
+    A small file could fill the memory when it is unpacked. torch.save does not compress, so a valid
+    archive is at least as large as its members.
     """
     with file.open("rb") as opened:
         if opened.read(4) != _ARCHIVE:
@@ -83,7 +93,11 @@ def _refuse_inflated(file: Path) -> None:
 
 
 def _cause(file: Path, error: Exception) -> tuple[str, str]:
-    """Return why torch.load refused a file, and what to do."""
+    """Return why torch.load refused a file, and what to do: two parts of a sentence.
+
+    The file's first 1024 bytes identify other formats. The order matters: an archive can be
+    safetensors, damaged, TorchScript or another program's.
+    """
     if isinstance(error, OSError):
         return error.strerror or str(error), "Copy it again, or choose another file"
     with file.open("rb") as opened:
@@ -141,58 +155,65 @@ def _state_dicts(
     """Yield the state dicts in a checkpoint, each with the keys that lead to it.
 
     A state dict is a mapping with parameters. A mapping that contains another state dict does not
-    count; its own tensors are something else, for example a random state.
+    count; its own tensors are something else, for example a random state. `_read_weights` chooses
+    among them.
     """
     if not isinstance(content, Mapping):
         return
-    below = [
-        found
-        for key in content
-        if len(path) < _DEPTH
-        for found in _state_dicts(content[key], (*path, str(key)))
-    ]
+    nested: list[tuple[tuple[str, ...], dict[str, Any]]] = []
+    if len(path) < _DEPTH:
+        for key, value in content.items():
+            nested += _state_dicts(value, (*path, str(key)))
     tensors = (value for value in content.values() if isinstance(value, torch.Tensor))
-    if not below and any(tensor.ndim and tensor.is_floating_point() for tensor in tensors):
+    if not nested and any(tensor.ndim and tensor.is_floating_point() for tensor in tensors):
         yield path, dict(content)
-    yield from below
+    yield from nested
 
 
 def _read_weights(file: Path) -> dict[str, torch.Tensor]:
+    """Return a weight file's tensors by parameter name.
+
+    Of several state dicts, the first under a usual key counts. Raises `UserError` if there is no
+    state dict, or several and none of them is usual.
+    """
     content = read_content(
         file, "weights", "Save a state dict: torch.save(model.state_dict(), FILE)."
     )
-    found = dict(_state_dicts(content))
-    usual = [path for path in found if path[-1:] and path[-1] in _NESTED]
-    first = sorted(usual, key=lambda path: (len(path), _NESTED.index(path[-1])))[:1] or list(found)
-    if not first:
+    states = dict(_state_dicts(content))
+    usual = [path for path in states if path and path[-1] in _NESTED]
+    usual.sort(key=lambda path: (len(path), _NESTED.index(path[-1])))
+    paths = usual[:1] or list(states)
+    if not paths:
         raise UserError(
             f"{file} holds no floating-point tensors by name. Save a state dict: "
             "torch.save(model.state_dict(), FILE)."
         )
-    if len(first) > 1:
-        names = _first([".".join(path) for path in first])
+    if len(paths) > 1:
+        names = _first_names([".".join(path) for path in paths])
         raise UserError(
-            f"{file} holds {len(first)} state dicts: {names}. Save one of them: torch.save(…, "
+            f"{file} holds {len(paths)} state dicts: {names}. Save one of them: torch.save(…, "
             "FILE)."
         )
-    state = found[first[0]]
     return {
         _plain_name(str(name)): value
-        for name, value in state.items()
+        for name, value in states[paths[0]].items()
         if isinstance(value, torch.Tensor)
     }
 
 
 def _unwrapped(tensors: dict[str, torch.Tensor], own: Collection[str]) -> dict[str, torch.Tensor]:
-    """Remove prefixes that all names share, until a name matches the module's."""
+    """Return weights without the prefixes that all names share, until a name is the module's.
+
+    Args:
+        own: names in the module's state dict.
+    """
     while not any(name in own for name in tensors):
-        shared = next(
-            (prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)),
-            None,
-        )
-        if shared is None:
+        shared = [
+            prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)
+        ]
+        if not shared:
             break
-        tensors = {name.removeprefix(shared): tensor for name, tensor in tensors.items()}
+        tensors = {name.removeprefix(shared[0]): tensor for name, tensor in tensors.items()}
     return tensors
 
 
@@ -200,7 +221,7 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
     """Read weights from a file without running its code, check them, and copy them.
 
     Raises `UserError` if entries are missing, unexpected or of another shape. The module is then
-    unchanged.
+    unchanged. Models call it when they open with a file.
     """
     tensors = _unwrapped(_read_weights(file), module.state_dict())
     check_fit(module, tensors, file)
@@ -213,7 +234,10 @@ def load_weights(module: torch.nn.Module, file: Path) -> None:
 
 
 def load_trained(module: torch.nn.Module, file: Path) -> None:
-    """Load the weights from this run's own training; raise `PerfexpError` if there are none."""
+    """Load the weights from this run's own training; raise `PerfexpError` if there are none.
+
+    `TorchSession.adopt` calls it for inference after training.
+    """
     if not foreign.is_regular(file):
         raise PerfexpError(
             f"there are no weights {file.name}: the training of this run did not end"
@@ -222,7 +246,14 @@ def load_trained(module: torch.nn.Module, file: Path) -> None:
 
 
 def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file: Path) -> None:
-    """Raise `UserError` if weights are missing, unexpected or of another shape."""
+    """Raise `UserError` if weights are missing, unexpected or of another shape.
+
+    The message names the first of each kind.
+
+    Args:
+        tensors: weights by name.
+        file: their file, for the message.
+    """
     own = module.state_dict()
     # torch saves BatchNorm's call counter since 0.4.1; older files, some in torchvision, lack it
     missing = [
@@ -235,10 +266,9 @@ def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file
         if name in tensors and tensors[name].shape != own[name].shape
     ]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
-    complaints = [
-        f"{len(names)} {what}: {_first(names)}" for what, names in problems.items() if names
-    ]
-    if complaints:
+    if complaints := [
+        f"{len(names)} {what}: {_first_names(names)}" for what, names in problems.items() if names
+    ]:
         raise UserError(
             f"The weights in {file} do not fit the {type(module).__name__}: "
             f"{'; '.join(complaints)}. "
@@ -249,8 +279,10 @@ def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file
 
 
 def _plain_name(name: str) -> str:
+    """Return a parameter's name without torch.compile's prefix and in today's DenseNet spelling."""
     return _DENSENET_NAME.sub(r"\1\2", name.replace(_COMPILED, ""))
 
 
-def _first(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
+    """Return the first names for a message, with an ellipsis if there are more."""
     return ", ".join(names[:_SHOWN]) + (", …" if len(names) > _SHOWN else "")

@@ -1,10 +1,15 @@
-"""Configuration: composed Hydra configuration to typed Plan, and its nodes to objects."""
+"""Turn a composed Hydra configuration into a typed Plan, and its nodes into objects.
+
+A *node* is a mapping whose `_target_` names a class; `build` makes the object. A *key* is the
+identity of one point to measure: phase, input size, batch size, precision and replicate. The driver
+and the worker ask a plan for its keys, given the results so far.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,7 +37,7 @@ from perfexp.records.record import LARGEST, Key, Point, Status, layers_key, with
 from perfexp.records.sizes import Size, parse_batch_sizes, parse_sizes
 from perfexp.timing.stopping import StoppingRule
 
-#: Seconds before an energy window starts.
+#: Seconds under load before an energy window starts.
 _PLATEAU_SECONDS = 1.5
 #: Seconds of collective work besides timing, with several ranks.
 _COLLECTIVE_SECONDS = 4.0
@@ -79,6 +84,7 @@ class Plan(PlanSchema):
         return self._name("profiler")
 
     def _name(self, group: str) -> str:
+        """Return a node's name, or else the option that was chosen for its group."""
         node = getattr(self, group)
         name = node.get("name") if isinstance(node, Mapping) else None
         return str(name or self.choices.get(group, group))
@@ -114,6 +120,13 @@ class Plan(PlanSchema):
         # as data: status counts the points of plans that are not trusted
         return int(self.stopping.get("processes", 1))
 
+    def of_process(self, replicate: int) -> Plan:
+        """Return the plan of one process: each training to a target accuracy has its own seed."""
+        train = self.mode.train
+        if isinstance(train, Mapping) and train.get("target_accuracy"):
+            return replace(self, seed=self.seed + replicate)
+        return self
+
     @property
     def _repeats(self) -> bool:
         """Return whether several processes measure by default."""
@@ -122,13 +135,19 @@ class Plan(PlanSchema):
 
     @property
     def is_adaptive(self) -> bool:
-        """Return whether further processes are added until the times are precise enough."""
+        """Return whether further processes are added until the times are precise enough.
+
+        The stopping rule allows it with `most_processes`.
+        """
         if self.processes is not None or not self._repeats or self.seeks_batch:
             return False
         return 1 <= self.least_processes < int(self.stopping.get("most_processes") or 0)
 
     def processes_by(self, results: Collection[Point]) -> int:
-        """Return the number of processes that measure the times, based on the results so far."""
+        """Return the number of processes that measure the times, based on the results so far.
+
+        The driver asks again after each process; see `process_count.wanted`.
+        """
         if not (self.is_adaptive and results):
             return self.least_processes
 
@@ -144,7 +163,7 @@ class Plan(PlanSchema):
 
     @cached_property
     def _counts(self) -> dict[frozenset[tuple[Key, Status]], int]:
-        """Return a cache: process counts by results, which take long to find."""
+        """Return a cache of process counts by results, since they take long to compute."""
         return {}
 
     @property
@@ -154,9 +173,9 @@ class Plan(PlanSchema):
 
     @cached_property
     def point_seconds(self) -> float | None:
-        """Return the estimated mean time per timed point, over all processes.
+        """Return the estimated mean time per timed point, over all processes, in seconds.
 
-        None if the settings do not limit it.
+        Status and progress use it. None if the settings do not limit the time.
         """
         rule = self.stopping_rule
         longest = rule.longest_seconds()
@@ -169,24 +188,29 @@ class Plan(PlanSchema):
         is_cpu = name == "cpu"
         takes_all = self.probes.call_times
         series = _ASYNCHRONOUS_SERIES if takes_all and not is_cpu else _SYNCHRONOUS_SERIES
-        # processes after the first repeat the times only
-        further = 0.0
+        # processes after the first repeat the times only, without these passes
+        first_only = 0.0
         if self.probes.energy:
-            further += (self.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS
-        if takes_all and (not is_cpu or "train" in self.phases):  # or the times as a graph
-            further += series_seconds
-        further = further * len(self.first_keys()) / len(self.timed_keys())
+            first_only += (self.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS
+        if takes_all and (
+            not is_cpu or "train" in self.phases
+        ):  # training steps or a graph's times
+            first_only += series_seconds
+        first_only *= len(self.first_keys()) / len(self.timed_keys())
         ranks = _COLLECTIVE_SECONDS if self.ranks > 1 else 0.0
-        return float(rule.settling_seconds + series * series_seconds + further + ranks)
+        return float(rule.settling_seconds + series * series_seconds + first_only + ranks)
 
     @cached_property
     def stopping_rule(self) -> StoppingRule:
-        """Return the stopping rule for each point in a process."""
+        """Return the stopping rule for each point in a process, with its share of the budget."""
         rule: StoppingRule = build(self.stopping)
         return rule.shared_by(len(self.first_keys()))
 
     def config_dirs(self) -> list[Path]:
-        """Return the folders that offer options to the plan: conf/, then any `--config-dir`."""
+        """Return the folders that offer options to the plan: conf/, then any `--config-dir`.
+
+        Data sheets of GPUs are searched there.
+        """
         folders = [conf_dir()]
         for text in self.command:
             if text.startswith("--config-dir="):
@@ -194,9 +218,12 @@ class Plan(PlanSchema):
         return folders
 
     def sheet(self, product: str | None) -> tuple[str, gpu_sheets.GpuFacts]:
-        """Return the GPU's name and facts.
+        """Return the GPU's name in conf/gpu and its facts.
 
-        Without facts (gpu=auto), the file for this product supplies them, if there is one.
+        Without facts in the plan (gpu=auto), the file that matches this product supplies them.
+
+        Args:
+            product: device name as the driver has it; None if unknown.
         """
         facts = gpu_sheets.GpuFacts.of_node(self.gpu.get("facts"))
         if facts == gpu_sheets.GpuFacts() and product is not None:
@@ -212,36 +239,41 @@ class Plan(PlanSchema):
 
     @cached_property
     def _sweep(self) -> Sweep:
-        made: Sweep = build(self.sweep)
-        return made
+        sweep: Sweep = build(self.sweep)
+        return sweep
 
     @cached_property
     def _profiler(self) -> Profiler:
-        made: Profiler = build(self.profiler)
-        return made
+        profiler: Profiler = build(self.profiler)
+        return profiler
 
     @property
     def is_sparse(self) -> bool:
-        """Return whether points are chosen while others are measured."""
+        """Return whether the sweep measures some points and predicts others (`sweep=sparse`)."""
         return isinstance(self._sweep, Sparse)
 
     @property
     def shrinks(self) -> bool:
-        """Return whether a smaller batch is measured if a batch did not fit."""
+        """Return whether a smaller batch is measured where one did not fit (`sweep.oom=shrink`)."""
         return getattr(self._sweep, "oom", None) is Oom.shrink
 
     @property
     def scope(self) -> str:
-        """Return the points that a sparse sweep covers, in words; empty for other sweeps."""
+        """Return the points that a sparse sweep covers, as words for the progress line.
+
+        Empty for other sweeps.
+        """
         sweep = self._sweep
         if not isinstance(sweep, Sparse):
             return ""
-        most = total = 0
+        most_measured = total = 0
         for phase in self.phases:
             number = len(sweep.candidates(self.input_size, self._batch_sizes(phase)))
             total += number
-            most += min(sweep.measured, number)
-        return f"; then up to {most} of {total} points by their results, the others predicted"
+            most_measured += min(sweep.measured, number)
+        return (
+            f"; then up to {most_measured} of {total} points by their results, the others predicted"
+        )
 
     @property
     def traces_memory(self) -> bool:
@@ -250,13 +282,14 @@ class Plan(PlanSchema):
 
     @property
     def seeks_batch(self) -> bool:
-        """Return whether trials must find the largest batch that fits."""
+        """Return whether trials must find the largest batch that fits (`batch_size=max`)."""
         return any(LARGEST in self._batch_sizes(phase) for phase in self.phases)
 
     def timed_keys(self, results: Iterable[Point] = ()) -> list[Key]:
         """Return the timed points in measuring order, replicate by replicate.
 
-        If inference uses the trained weights, only one process trains.
+        If inference uses the trained weights, only one process trains. The driver and the worker
+        ask for them before each further process.
 
         Args:
             results: results so far. A sparse sweep, `oom=shrink` and the search for the largest
@@ -272,21 +305,28 @@ class Plan(PlanSchema):
         return list(dict.fromkeys(keys))
 
     def trial_keys(self, results: Collection[Point]) -> list[Key]:
-        """Return the due trials of whether a batch fits; see `largest_batch.trial_keys`."""
+        """Return the trials that are due to find the largest batch.
+
+        See `largest_batch.trial_keys`.
+        """
         keys = self._keys_of_sweep(results) if self.seeks_batch else ()
         return largest_batch.trial_keys(keys, results)
 
     def _keys_of_sweep(self, results: Collection[Point]) -> list[Key]:
-        """Return the sweep's timed points; the largest batch appears as `LARGEST`."""
+        """Return the sweep's timed points; the largest batch appears as `LARGEST`.
+
+        Args:
+            results: results so far, for the number of processes and the points of a sparse sweep.
+        """
         sweep = self._sweep
         sizes = {phase: (self.input_size, self._batch_sizes(phase)) for phase in self.phases}
         pairs = {}
         chosen = {}
-        for phase, of in sizes.items():
-            pairs[phase] = sweep.points(*of)
+        for phase, own_sizes in sizes.items():
+            pairs[phase] = sweep.points(*own_sizes)
             if isinstance(sweep, Sparse):  # phases with the same sizes and batches choose together
-                same = [one for one in results if sizes.get(one.key.phase) == of]
-                chosen[phase] = sweep.chosen(*of, same)
+                same = [point for point in results if sizes.get(point.key.phase) == own_sizes]
+                chosen[phase] = sweep.chosen(*own_sizes, same)
         keys = timed_keys(
             pairs,
             chosen=chosen,
@@ -305,11 +345,14 @@ class Plan(PlanSchema):
         return parse_batch_sizes(own)
 
     def fixed_keys(self, results: Collection[Point]) -> list[Key]:
-        """Return the timed points that no other results change, except for the largest batch."""
+        """Return the timed points that do not depend on results, except for the largest batch."""
         return self.timed_keys(results if self.seeks_batch else ())
 
     def first_prediction_keys(self, results: Collection[Point] = ()) -> list[Key]:
-        """Return the cold starts: the first inference in each replicate that the plan names."""
+        """Return the cold starts to measure: the first inference of a fresh process.
+
+        There is one per replicate that the plan itself sets, none without `cold_start`.
+        """
         first: dict[int, Key] = {}
         if not self.cold_start:
             return []
@@ -334,18 +377,21 @@ class Plan(PlanSchema):
     def layer_keys(self, results: Iterable[Point] = ()) -> list[Key]:
         """Return the points with timed layers, in the first replicate.
 
-        For `results` see `timed_keys`.
+        For `results` see `timed_keys`. Another process measures them after the times.
         """
         if not self.probes.layers:
             return []
         return list(map(layers_key, self.first_keys(results)))
 
     def profile_keys(self, results: Collection[Point] = ()) -> list[Key]:
-        """Return the profiles to make after timing."""
+        """Return the points to profile after timing, as the profiler chooses them.
+
+        Each is measured in its own process, under the profiler.
+        """
         return self._profiler.chosen(self.fixed_keys(results))
 
     def keys(self, results: Collection[Point] = ()) -> list[Key]:
-        """Return all points; only profiles if the profiler just marks calls.
+        """Return all points; only those to profile if the profiler just marks calls (`nvtx`).
 
         For `results` see `timed_keys`.
         """
@@ -360,7 +406,14 @@ class Plan(PlanSchema):
 
 
 def register(scratch: Path | None = None, models: Mapping[str, Any] | None = None) -> None:
-    """Register with Hydra the schemas, models without a file, and the resolvers."""
+    """Register with Hydra the schemas, models without a file, and the resolvers.
+
+    `cli.composition` calls it before Hydra starts.
+
+    Args:
+        scratch: folder for Hydra's own output, `${perfexp_scratch:}` in conf/.
+        models: nodes of the user's or a library's models, by option name.
+    """
     store = ConfigStore.instance()
     store.store(group="schema", name="plan", node=ConfigSchema)
     for name, node in schema.settings().items():
@@ -380,11 +433,15 @@ def plan_of(
 ) -> dict[str, Any]:
     """Return the plan in a composed configuration as plain data.
 
+    Interpolations are resolved, old key names replaced, credentials masked, and hashes of the
+    user's code added.
+
     Args:
         choices: option chosen in each group, from Hydra's runtime.
+        command: overrides as typed.
 
     Raises:
-        UserError: a required value is missing.
+        UserError: a required value is missing, or a `_target_` comes from an interpolation.
     """
     try:
         plain: dict[str, Any] = OmegaConf.to_container(  # type: ignore[assignment]
@@ -394,15 +451,17 @@ def plan_of(
         key = str(error.full_key)
         raise UserError(f"{key} is required; set {key}=VALUE.") from error
     written = set(targets(OmegaConf.to_container(composed, resolve=False)))
-    if (made := set(targets(plain)) - written) or any("${" in target for _, target in written):
+    # otherwise an override could choose code through a key that looks harmless
+    computed = set(targets(plain)) - written
+    if computed or any("${" in target for _, target in written):
         raise UserError(
             "_target_ is honored only if a file spells it out, not by interpolation: "
-            f"{sorted(made)}."
+            f"{sorted(computed)}."
         )
     plain = credentials.hide(old_names.plan_of_today(plain, set(map(key_of, command))))
     plain.pop("cluster", None)
     groups = [field.name for field in fields(PlanSchema)]
-    if plain["timeout_seconds"] == math.inf:
+    if plain["timeout_seconds"] == math.inf:  # which JSON does not have
         plain["timeout_seconds"] = None
     model_settings.settle(plain)
     plain["choices"] = {group: str(choices[group]) for group in groups if choices.get(group)}
@@ -417,7 +476,9 @@ def plan_of(
 
 
 def typed(plain: Mapping[str, Any]) -> Plan:
-    """Turn plain data into a Plan.
+    """Turn a plan as plain data into a Plan; sizes and batch sizes are parsed.
+
+    Each command that needs a plan's properties calls it after composing.
 
     Raises:
         UserError: a key is unknown, or a value has the wrong type.
@@ -436,6 +497,8 @@ def typed(plain: Mapping[str, Any]) -> Plan:
 def cluster_of(composed: DictConfig) -> schema.Cluster:
     """Return the cluster in a composed configuration.
 
+    `hydra/launcher=slurm` submits its jobs by it.
+
     Raises:
         UserError: there is none.
     """
@@ -446,7 +509,12 @@ def cluster_of(composed: DictConfig) -> schema.Cluster:
 
 
 def build(node: Any, **extra: Any) -> Any:
-    """Make the object that a node's `_target_` names; only here configuration becomes code.
+    """Make the object that a node's `_target_` names. Only here does configuration become code.
+
+    Most callers are in the worker.
+
+    Args:
+        extra: further keyword arguments.
 
     Raises:
         UserError: the target cannot be imported, or refuses these arguments.
@@ -469,7 +537,9 @@ def build(node: Any, **extra: Any) -> Any:
 
 
 def locate(node: Mapping[str, Any]) -> Any:
-    """Import a node's `_target_` without calling it.
+    """Import the class that a node's `_target_` names, without calling it.
+
+    Only its class is compared, for example to recognize the scripted model.
 
     Raises:
         UserError: the target cannot be imported.
@@ -483,7 +553,7 @@ def locate(node: Mapping[str, Any]) -> Any:
 
 
 def imports(plain: Mapping[str, Any]) -> list[str] | None:
-    """Return the perfexp and framework modules that a plan's worker needs; None without a fork.
+    """Return the modules that the fork server imports for a plan's worker; None to fork none.
 
     The user's own modules are left out: importing them may do anything, and they may have changed
     since.
@@ -502,7 +572,10 @@ def imports(plain: Mapping[str, Any]) -> list[str] | None:
 
 
 def targets(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted path and value for each `_target_` in plain data."""
+    """Yield the dotted path and value for each `_target_` in plain data.
+
+    Code that a plan selects is hashed, imported or refused by them.
+    """
     if isinstance(node, Mapping):
         if "_target_" in node:
             yield path, str(node["_target_"])

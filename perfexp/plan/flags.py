@@ -1,4 +1,7 @@
-"""Flags on a command line: words that start with a hyphen, from perfexp and Hydra."""
+"""Flags on a command line: words that start with a hyphen, from perfexp and from Hydra.
+
+`main` separates them from overrides (`KEY=VALUE`) before Hydra reads the command line.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ OF_SWEEP, REQUEUE, PARENT = "--of-sweep", "--requeue", "--parent"
 
 
 def joined_flags(arguments: Sequence[str]) -> list[str]:
-    """Join `--config-dir DIR` to the single word `--config-dir=DIR`, and `--max-jobs N` alike."""
+    """Join `--config-dir DIR` to the single word `--config-dir=DIR`, and `--max-jobs N` alike.
+
+    Later code can then look at each word on its own.
+    """
     joined: list[str] = []
     for text in arguments:
         if joined and joined[-1] in (*CONFIG_DIR, MAX_JOBS):
@@ -38,7 +44,10 @@ def joined_flags(arguments: Sequence[str]) -> list[str]:
 
 
 def flag_values(arguments: Sequence[str], *names: str) -> list[str]:
-    """Return the values of a Hydra flag with these spellings: `--flag value` or `--flag=value`."""
+    """Return the values of a Hydra flag with these spellings: `--flag value` or `--flag=value`.
+
+    Commands need --config-dir before Hydra reads it.
+    """
     values = [value for name, value in pairwise(arguments) if name in names]
     for text in arguments:
         name, _, value = text.partition("=")
@@ -48,7 +57,10 @@ def flag_values(arguments: Sequence[str], *names: str) -> list[str]:
 
 
 def refuse_no_folders(arguments: Sequence[str]) -> None:
-    """Raise UserError for a --config-dir that is not a folder."""
+    """Raise `UserError` for a `--config-dir` that is not a folder.
+
+    `call_with_hydra` and commands call it.
+    """
     for folder in flag_values(arguments, *CONFIG_DIR):
         if not Path(folder).is_dir():
             raise UserError(

@@ -1,4 +1,8 @@
-"""Hydra errors: a clear message with the nearest valid name for Hydra and OmegaConf errors."""
+"""Translate errors from Hydra and OmegaConf into messages with the nearest valid name.
+
+`as_perfexp_error` is the last step before an error is printed: it turns any exception of a command
+or run into a `PerfexpError`.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,8 @@ from perfexp.host.files import disk_error
 from perfexp.host.installation import is_here_on_path
 from perfexp.models import torchvision_names
 
-#: Hydra's error for a value with commas, and OmegaConf's for one value in place of a list.
+#: Beginning of Hydra's error for a value with commas, and part of OmegaConf's for a single value
+#: instead of a list.
 _SEVERAL, _NO_LIST = "Ambiguous value", "is not a ListConfig"
 #: Hydra's errors for a group that is added though it is among the defaults.
 _TWICE = re.compile(
@@ -46,7 +51,7 @@ OF_TORCH = {
     **dict.fromkeys(("tensorfloat32", "high"), ("tf32",)),
     "highest": ("fp32",),
 }
-#: OmegaConf's errors for a value of another type, each with the answer to it.
+#: OmegaConf's errors for a value of another type, each with perfexp's message.
 _WRONG = {
     r"Value '(.*)' of type .* could not be converted to Float": "{key}={0}: set a number.",
     r"Value '(.*)' of type .* could not be converted to Integer": "{key}={0}: set an integer.",
@@ -62,7 +67,10 @@ FOREIGN_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, Unicod
 
 
 def user_error(error: BaseException) -> UserError:
-    """Translate an error that Hydra or OmegaConf raised while composing."""
+    """Translate an error that Hydra or OmegaConf raised while composing.
+
+    The first error in its chain of causes that has a translation counts.
+    """
     chain = list(_chain(error))
     for link in chain:
         if isinstance(link, yaml.YAMLError):
@@ -95,7 +103,12 @@ def user_error(error: BaseException) -> UserError:
 
 
 def _wrong_value(key: str, text: str) -> str:
-    """Return OmegaConf's error for a key's value, with the remedy."""
+    """Return the message for a value that OmegaConf refuses, with the remedy.
+
+    Args:
+        key: dotted key.
+        text: OmegaConf's message.
+    """
     if match := _NO_MEMBER.match(text):
         return f"{key}={match[1]}: {did_you_mean(match[1], match[2].split(', '))}"
     for pattern, answer in _WRONG.items():
@@ -105,7 +118,10 @@ def _wrong_value(key: str, text: str) -> str:
 
 
 def _quoted(override: str) -> str:
-    """Return how to type an override: the value in Hydra quotes, everything in shell quotes."""
+    """Return advice on how to type an override: quotes of Hydra inside quotes of the shell.
+
+    If that does not make it readable, the advice is general.
+    """
     key, _, value = override.partition("=")
     text = f"{key}={QuotedString(value, Quote.double).with_quotes()}"
     try:
@@ -120,7 +136,13 @@ def _quoted(override: str) -> str:
 def as_perfexp_error(error: Exception, log: Path | None = None) -> PerfexpError:
     """Return the error to print; an unexpected exception leaves a crash report in the log.
 
-    An interrupt among its causes is raised again.
+    `main` calls it for whatever composing or measuring raises.
+
+    Args:
+        log: run log; None if there is no run.
+
+    Raises:
+        KeyboardInterrupt: an interrupt is among the causes.
     """
     if any(isinstance(link, KeyboardInterrupt) for link in _chain(error)):
         # Python 3.11 wraps an interrupt that arrives during a class definition
@@ -137,9 +159,9 @@ def as_perfexp_error(error: Exception, log: Path | None = None) -> PerfexpError:
 
 
 def why_not_imported(error: BaseException) -> str:
-    """Return why a `_target_` can't be imported or built.
+    """Return why a `_target_` can't be imported or built, in one line.
 
-    For a module in the current folder, add a remedy.
+    If its module is in the current folder, which Python does not search, it says how to search it.
     """
     missing = ""
     for link in _chain(error):
@@ -163,6 +185,7 @@ def why_not_imported(error: BaseException) -> str:
 
 
 def _place_in_file(error: yaml.YAMLError) -> str:
+    """Return file, line and problem of a YAML error."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None)
     where = f"{mark.name}, line {mark.line + 1}: " if mark else ""
@@ -170,6 +193,7 @@ def _place_in_file(error: yaml.YAMLError) -> str:
 
 
 def _missing_option(error: MissingConfigException) -> UserError:
+    """Translate an option that does not exist, such as `model=resnet51`, with the nearest name."""
     missing = error.missing_cfg_file or ""
     group, _, option = missing.rpartition("/")
     options = [name for name in (error.options or []) if isinstance(name, str)]
@@ -195,6 +219,11 @@ def _missing_option(error: MissingConfigException) -> UserError:
 
 
 def _unknown_key(error: OmegaConfBaseException) -> UserError:
+    """Translate a key that does not exist, with the nearest key.
+
+    Keys in sections and groups count, too, since users may leave out the prefix: `energy` stands in
+    `probes`.
+    """
     full_key = str(error.full_key)
     parent, _, key = full_key.rpartition(".")
     node = error.parent_node
@@ -215,7 +244,7 @@ def _unknown_key(error: OmegaConfBaseException) -> UserError:
 
 
 def _nested(node: Container) -> list[str]:
-    """Return the keys in all sections and groups of a configuration."""
+    """Return the dotted keys `SECTION.KEY` of a whole configuration."""
     plain = OmegaConf.to_container(node)
     keys: list[str] = []
     if isinstance(plain, dict):
@@ -226,12 +255,13 @@ def _nested(node: Container) -> list[str]:
 
 
 def _first_line(error: BaseException) -> str:
+    """Return an error's first line, without OmegaConf's key and without a period."""
     text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return re.sub(r"\s*full_key:.*", "", text).strip().rstrip(".")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes, each once: re-raised from its wrapper, it causes itself."""
+    """Yield an error and its causes, each once: an error raised again may be its own cause."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         yield error

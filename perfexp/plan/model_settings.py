@@ -1,4 +1,7 @@
-"""Model settings: composed keys that depend on the model and on other keys."""
+"""Fill in composed keys that depend on the model and on other keys.
+
+Interpolations in conf/ cannot express them. `config.plan_of` calls `settle` on the plain plan.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,13 @@ _BATCH, _MMSEG_BATCH = 64, 2
 
 
 def settle(plain: dict[str, Any]) -> None:
-    """Fill in a plan's optimizer for mmsegmentation models, and its columns for skeletons.
+    """Adapt a plan, as plain data, to its model, in place.
 
-    Experiment settings for a phase that is not measured are removed.
+    A phase that is not measured loses its experiment settings. mmsegmentation models get their
+    optimizer, skeleton models their number of columns, and Hugging Face models whether they decode.
+
+    Raises:
+        UserError: mode=decode with a model that cannot decode, or an impossible training setting.
     """
     for phase, node in plain["mode"].items():
         if isinstance(node, dict) and "_target_" not in node:
@@ -41,7 +48,10 @@ def settle(plain: dict[str, Any]) -> None:
 
 
 def training_batch(target: str) -> int:
-    """Return the full benchmark's training batch size for a model's `_target_`."""
+    """Return the full benchmark's training batch size for a model's `_target_`.
+
+    Files in conf/ call it as the resolver `perfexp_training_batch`.
+    """
     if target == _MMSEG:
         return _MMSEG_BATCH
     return _BATCH
@@ -50,12 +60,15 @@ def training_batch(target: str) -> int:
 def _settings_of_trainer(node: Any) -> list[str]:
     """Return the training settings that a model with its own optimizer refuses, as `key=value`.
 
+    Args:
+        node: the plan's node mode.train.
+
     Raises:
         UserError: a setting is impossible.
     """
     if not isinstance(node, dict) or node.get("_target_") != _TRAIN:
         return []
-    from perfexp.measuring.modes.train import Train  # which a cold start does without
+    from perfexp.measuring.modes.train import Train  # deferred: a cold start does not need it
 
     settings = dict(node)
     del settings["_target_"]
@@ -63,7 +76,7 @@ def _settings_of_trainer(node: Any) -> list[str]:
 
 
 def _as_skeleton(size: Any, columns: int) -> Any:
-    """Return FRAMES as FRAMESx75; any other size unchanged."""
+    """Return a size FRAMES as FRAMESx75, with a skeleton's columns; other sizes stay unchanged."""
     if not isinstance(size, int | str) or isinstance(size, bool):
         return size
     frames = str(size).strip()

@@ -1,4 +1,4 @@
-"""Naming: the names and folders of runs."""
+"""Name runs, and choose their folders."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ from perfexp.records.record import LARGEST, USUAL_PRECISION
 
 #: Default folder of all runs.
 _OUTPUTS = Path("outputs")
-#: Axes that a run's name shows by value only.
+#: Axes (keys that vary in a sweep) that a run's name shows by value only.
 _PLAIN_AXES = ("model", "model.name", "algorithm", "mode", "precision", "gpu", "experiment")
 #: Axes that the folder of a stage's run names already.
 _IN_STAGE_FOLDER = ("model", "model.name", "algorithm", "gpu", "experiment")
 
 
 def run_name(parts: Sequence[str], axes: Mapping[str, str]) -> str:
-    """Return a run name: sweep axis values first, since lists cut names off, then other parts."""
+    """Return a run's name for MLflow and lists, such as `batch_size=8-resnet18-inference`.
+
+    Values of sweep axes come first, since lists cut names off.
+
+    Args:
+        parts: other words, for example the model and the mode.
+        axes: values of the sweep's axes in this run.
+    """
     words = []
     for axis, value in axes.items():
         words.append(value if axis in _PLAIN_AXES else f"{axis.rsplit('.', 1)[-1]}={value}")
@@ -32,7 +39,9 @@ def run_name(parts: Sequence[str], axes: Mapping[str, str]) -> str:
 
 
 def run_folder(plan: Plan, *more: str) -> Path:
-    """Return a run folder, for example `outputs/2026-11-28/212524-resnet18-train-b32-amp_fp16`.
+    """Return a run's folder, for example `outputs/2026-11-28/212524-resnet18-train-b32-amp_fp16`.
+
+    `output_dir` sets it; a run of a stage has `outputs/STAGE/MODEL_ALGORITHM_GPU`.
 
     Args:
         more: further words for its name.
@@ -45,7 +54,11 @@ def run_folder(plan: Plan, *more: str) -> Path:
 
 
 def sweep_folder(axes: Iterable[str], kind: str = "sweep") -> Path:
-    """Return a sweep folder, for example `outputs/2026-11-28/212702-sweep-model-batch_size`."""
+    """Return a sweep's folder, for example `outputs/2026-11-28/212702-sweep-model-batch_size`.
+
+    Args:
+        axes: keys that vary.
+    """
     return _dated_folder(kind, *(axis.rpartition(".")[2] for axis in axes))
 
 
@@ -71,7 +84,16 @@ def _words(plan: Plan) -> Iterator[str]:
 
 
 def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, str]) -> Path:
-    """Return the folder for a sweep's run; the plan is None if the configuration is invalid."""
+    """Return the folder for one run of a sweep, for example `SWEEP/3-resnet18-b8`.
+
+    `main` calls it for each run; a refused run gets one as well.
+
+    Args:
+        plan: the run's plan; None if its configuration is invalid.
+        sweep: folder of the sweep.
+        job: number of the run in the sweep.
+        axes: values of the sweep's axes in this run.
+    """
     if plan is not None and plan.stage:
         return _stage_folder(plan, axes)
     folders = plan.config_dirs() if plan is not None else [conf_dir()]
@@ -94,7 +116,7 @@ def child_folder(plan: Plan | None, sweep: Path, job: int, axes: Mapping[str, st
 
 
 def _stage_folder(plan: Plan, axes: Mapping[str, str]) -> Path:
-    """Return `outputs/STAGE/MODEL_ALGORITHM_GPU`, with the values of other axes."""
+    """Return `outputs/STAGE/MODEL_ALGORITHM_GPU`, with the values of other axes at its end."""
     others = [f"{axis}={value}" for axis, value in axes.items() if axis not in _IN_STAGE_FOLDER]
     device = _device(plan.gpu_name, plan.gpu.get("index") or 0, plan.config_dirs())
     parts = [plan.model_name, plan.algorithm_name, device, *others]
@@ -102,7 +124,10 @@ def _stage_folder(plan: Plan, axes: Mapping[str, str]) -> Path:
 
 
 def _device(gpu: str, index: int, folders: Sequence[Path]) -> str:
-    """Return the `gpu` option; for `auto`, the predicted option or product."""
+    """Return a device's name for a folder: the `gpu` option.
+
+    For `auto` it is the option that matches the predicted GPU, or the GPU's product name.
+    """
     product = auto.predicted_name(index) if gpu == "auto" else None
     if not product:
         return gpu
@@ -110,7 +135,13 @@ def _device(gpu: str, index: int, folders: Sequence[Path]) -> str:
 
 
 def earlier_stages(stage: str | None, folder: Path) -> list[Path]:
-    """Return the folders with the same combination in earlier stages, latest stage first."""
+    """Return the folders with the same combination in earlier stages, latest stage first.
+
+    Stages are numbered, such as `1_sanity` and `2_quick`. The driver repeats warnings from them.
+
+    Args:
+        folder: folder of this run.
+    """
     number = _number_of(stage or "")
     if number is None or folder.parent.name != safe_name(stage or ""):
         return []
@@ -130,6 +161,7 @@ def earlier_stages(stage: str | None, folder: Path) -> list[Path]:
 
 
 def _number_of(stage: str) -> int | None:
+    """Return the number that a stage's name begins with; None without one."""
     digits = re.match(r"\d+", stage)
     if not digits:
         return None
@@ -137,7 +169,10 @@ def _number_of(stage: str) -> int | None:
 
 
 def numbered(path: Path) -> Iterator[Path]:
-    """Yield a path, then the path with `-2`, `-3`, … at its end."""
+    """Yield a path, then the path with `-2`, `-3`, … at its end.
+
+    Folders and files that must not replace others take the first free path.
+    """
     yield path
     for number in count(2):
         yield path.with_name(f"{path.name}-{number}")

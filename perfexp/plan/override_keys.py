@@ -1,4 +1,8 @@
-"""Override keys as typed, and which of them concern the measurement."""
+"""Keys of overrides as typed, and which of them change the measurement.
+
+An override is a word `KEY=VALUE`. Commands that repeat, continue or compare runs ask whether two
+command lines measure the same.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +29,21 @@ NOT_MEASURED = (
 
 
 def measures_the_same(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Return whether two commands differ only in output place and appearance."""
+    """Return whether two commands measure the same; output place and appearance may differ."""
     return _measured(first) == _measured(second)
 
 
 def _measured(command: Sequence[str]) -> list[str]:
+    """Return a command's words that concern the measurement, sorted."""
     words = ("-m" if text == "--multirun" else text for text in command)
     return sorted(filter(is_measured, words))
 
 
 def differing_keys(first: Sequence[str], second: Sequence[str]) -> list[str]:
-    """Return the keys of overrides that differ, or that only one command has."""
+    """Return the keys of overrides that differ, or that only one command has.
+
+    The message about a folder with another sweep names them.
+    """
     differing = set(filter(is_measured, first)) ^ set(filter(is_measured, second))
     return sorted({key_of(text) for text in differing if "=" in text})
 
@@ -43,7 +51,8 @@ def differing_keys(first: Sequence[str], second: Sequence[str]) -> list[str]:
 def is_measured(argument: str) -> bool:
     """Return whether an override changes the measurement.
 
-    Launcher keys, for example, and keys for output place and appearance do not.
+    Launcher keys, for example, and keys for output place and appearance do not. `perfexp reproduce`
+    repeats only such overrides.
     """
     if key_of(argument).startswith(("hydra/launcher", "hydra.launcher.")):
         return False
@@ -64,14 +73,20 @@ def line_to_type(
     the name of another command.
 
     Args:
-        in_turn: whether it is one of `perfexp ab`.
+        stored: words after the program.
+        in_turn: whether it is a command line of `perfexp ab`, which has other words, too.
     """
     is_plain = all("=" in word or word.startswith("~") or word in MULTIRUN for word in stored)
-    return foreign.command_line(stored, program) if is_plain or in_turn else None
+    if is_plain or in_turn:
+        return foreign.command_line(stored, program)
+    return None
 
 
 def flat(plain: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values in nested mappings by dotted key; an empty mapping is a value."""
+    """Return the values in nested mappings by dotted key; an empty mapping is a value.
+
+    Plans are compared, and tables have a column for each key.
+    """
     values: dict[str, Any] = {}
     for key, value in plain.items():
         if isinstance(value, Mapping) and value:

@@ -1,4 +1,8 @@
-"""Overrides: parse command lines as Hydra does, for values and sweep axes, and limit sweeps."""
+"""Parse overrides (`KEY=VALUE`) as Hydra does, to learn the axes of a sweep before it starts.
+
+An axis is a key with several values, such as `batch_size=1,8`. Sweeps with too many runs, and words
+that would keep Hydra's parser busy for hours, are refused.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +39,12 @@ _MOST_JOBS, _ENDLESS = 1000, 10**15
 def parsed(arguments: Sequence[str]) -> list[Override]:
     """Parse a command line's overrides, without its flags.
 
+    Checks of the command line read them.
+
     Raises:
-        UserError: an override is unreadable.
+        UserError: an override is too long or too deeply nested to parse.
     """
-    return _parse([text for text in arguments if "=" in text and text[0] != "-"])
-
-
-def _parse(texts: list[str]) -> list[Override]:
+    texts = [text for text in arguments if "=" in text and text[0] != "-"]
     refuse_unreadable(texts)
     hydra = GlobalHydra.instance()  # while Hydra runs, its loader expands globs
     loader: Any = hydra.config_loader() if hydra.is_initialized() else _ConfLoader()
@@ -49,14 +52,17 @@ def _parse(texts: list[str]) -> list[Override]:
 
 
 class _ConfLoader:
-    """Expands a glob to the options of conf/ when Hydra does not run."""
+    """Expands a glob, such as `model=glob(resnet*)`, to options of conf/ without Hydra."""
 
     def get_group_options(self, group_name: str, **_: Any) -> list[str]:
         return sorted(file.stem for file in installation.conf_dir().glob(f"{group_name}/*.yaml"))
 
 
 def refuse_unreadable(arguments: Sequence[str]) -> None:
-    """Raise UserError if an argument would take Hydra's parser hours, or overflow its stack."""
+    """Raise `UserError` for an argument that takes Hydra's parser hours, or overflows its stack.
+
+    It is checked before Hydra sees the words.
+    """
     for text in arguments:
         shown = f"'{text[:40]}…'"
         if len(text) > _MOST_CHARACTERS:
@@ -69,9 +75,9 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
 
 
 def axes_of(arguments: Sequence[str]) -> dict[str, int | None]:
-    """Return the number of values for each varying override; None for an interval.
+    """Return the axes of a sweep, each with its number of values; None for an interval.
 
-    If a key repeats, the last counts.
+    If a key repeats, the last one counts. The sweep's name, its folders and its plots have them.
     """
     axes: dict[str, int | None] = {}
     for override in parsed(arguments):
@@ -84,13 +90,16 @@ def axes_of(arguments: Sequence[str]) -> dict[str, int | None]:
 
 
 def as_typed(axes: Mapping[str, str]) -> dict[str, str]:
-    """Return axis values with Booleans as users write them: Hydra turns `true` into `True`."""
+    """Return axis values as users write them: Hydra turns `true` into `True`."""
     typed = {"True": "true", "False": "false"}
     return {axis: typed.get(value, value) for axis, value in axes.items()}
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, str]:
-    """Return a job's override values as text; plain words lose the backslashes Hydra adds."""
+    """Return the override values of one run in a sweep as text, by key.
+
+    Plain words lose the backslashes that Hydra adds. Run folders and names have them.
+    """
     values = {}
     for text, override in zip(overrides, parsed(overrides), strict=True):
         value = override.value()
@@ -99,9 +108,10 @@ def values_of(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def alternatives(override: Override) -> list[Any]:
-    """Return an override's values in sweep runs, as plain data.
+    """Return the values that an override has in the runs of a sweep, as plain data.
 
-    A range or an interval becomes 0. A glob has no values: it only chooses among options.
+    A range or an interval becomes 0. A glob has no values: it only chooses among options. Checks of
+    a command line look at each of them.
     """
     value = override.value()
     if isinstance(value, ChoiceSweep):
@@ -112,6 +122,7 @@ def alternatives(override: Override) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
+    """Return a parsed value without Hydra's quotes, also inside lists and mappings."""
     if isinstance(value, Mapping):
         return {_plain(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -134,6 +145,7 @@ def without_credentials(arguments: Sequence[str]) -> list[str]:
 
 
 def _without_credentials(argument: str) -> str:
+    """Mask the credentials in one argument; see `without_credentials`."""
     try:
         [override] = parsed([argument])
         values = alternatives(override)
@@ -152,7 +164,10 @@ def _without_credentials(argument: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quote any text as one value in Hydra's grammar, unless it is a plain path."""
+    """Quote any text as one value in Hydra's grammar, unless it is a plain path.
+
+    Paths and credentials in repeated commands pass through it.
+    """
     if _PLAIN_PATH.fullmatch(text):
         return text
     escaped = re.sub(r"(\\*)('|$)", r"\1\1\2", text).replace("'", "\\'")
@@ -160,7 +175,13 @@ def quoted(text: str) -> str:
 
 
 def max_jobs(arguments: Sequence[str]) -> int:
-    """Return the limit on runs per sweep, `--max-jobs=N`, by default 1,000."""
+    """Return the limit on runs per sweep, `--max-jobs=N`, by default 1,000.
+
+    Larger sweeps are refused by `refuse_many`.
+
+    Raises:
+        UserError: N is not an integer from 1 to 9,999,999.
+    """
     value = str(_MOST_JOBS)
     for text in reversed(arguments):  # the first one counts
         name, _, typed = text.partition("=")
@@ -172,7 +193,10 @@ def max_jobs(arguments: Sequence[str]) -> int:
 
 
 def refuse_many(arguments: Sequence[str], most: int) -> None:
-    """Raise UserError for a sweep without any run, or with more than `most` runs."""
+    """Raise `UserError` for a sweep without any run, or with more than `most` runs.
+
+    `main` calls it before the first run is composed.
+    """
     axes = axes_of(arguments)
     if empty := [text for text in arguments if axes.get(key_of(text)) == 0]:
         raise UserError(f"The sweep has no runs: '{empty[-1]}' matches no value.")
@@ -186,7 +210,7 @@ def refuse_many(arguments: Sequence[str], most: int) -> None:
 
 
 def _num_values(override: Override) -> int:
-    """Count an override's values without listing a range.
+    """Count an override's values without listing a range; very long ranges count 10¹⁵.
 
     Raises:
         UserError: the range is endless.

@@ -1,4 +1,8 @@
-"""Run configuration as users write it: plan fields before the sizes are parsed."""
+"""The configuration's fields as users write them, with their types and defaults.
+
+Hydra validates a composition against `ConfigSchema`. A `Plan` has the same fields with parsed
+sizes. `key_descriptions.yaml` has the meaning of each key.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,8 @@ from perfexp.plan.schema import ModeSettings
 #: Version of plan.yaml, raised when its keys change, and the first version that can be continued.
 #: History: 1 — without a version; 2 — `format`, with expected.json beside it; 3 — `sources`, and
 #: precision=torch as the default; 4 — `process_start`;
-#: 5 — `execution.attention`.
-FORMAT, FIRST_FORMAT = 5, 2
+#: 5 — `execution.attention`; 6 — `mode.train.target_accuracy`.
+FORMAT, FIRST_FORMAT = 6, 2
 
 
 class DeviceLock(StrEnum):

@@ -1,4 +1,9 @@
-"""Plan file: write, read and compare plan.yaml."""
+"""Write, read and compare plan.yaml, the plan in a run's folder.
+
+Commands read it as plain data, which runs no code. Only a worker turns it into objects, after it
+has checked that the parent process wrote it (`load`). Two comments at its end let a run be
+continued: the folder in which it was begun, and the user's signature.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +32,24 @@ _PLACE, _MARK = b"# begun in ", b"# signature "
 
 
 class _Dumper(yaml.SafeDumper):
-    """Repeats equal lists: reading a plan refuses aliases."""
+    """Writes equal lists twice, since reading a plan refuses YAML aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def to_yaml(plain: Mapping[str, Any]) -> bytes:
-    """Return a plan as YAML, in the order of the schema."""
+    """Return a plan as YAML, in the order of the schema.
+
+    `run.preparation` writes it with `signed`.
+    """
     return yaml.dump(dict(plain), Dumper=_Dumper, sort_keys=False, allow_unicode=True).encode()
 
 
 def signed(content: bytes) -> bytes:
     """Return a plan.yaml's content with two comments: the current folder, and a signature of both.
 
-    The signature is the user's.
+    Without the user's key there is no signature. `run.preparation.prepare` writes the result.
     """
     content += _PLACE + json.dumps(str(Path.cwd())).encode() + b"\n"
     mark = signature.of(content)
@@ -51,9 +59,16 @@ def signed(content: bytes) -> bytes:
 
 
 def read_begun(path: Path) -> tuple[dict[str, Any], str | None]:
-    """Read a plan.yaml to continue its run, and the folder in which this user began the run.
+    """Read a plan.yaml to continue its run.
 
-    The folder is None if somebody else began it.
+    `resume=FOLDER` calls it.
+
+    Returns:
+        The plan as plain data, and the folder in which this user began the run. The folder is None
+        if somebody else began it.
+
+    Raises:
+        UserError: the file is unreadable, or has an unknown format.
     """
     plain, content = _read(path)
     _refuse_other_format(path, plain)
@@ -65,7 +80,7 @@ def read_begun(path: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def hide_credentials(content: bytes) -> bytes:
-    """Mask the credentials in a YAML file; returns nothing if the file cannot be read."""
+    """Mask the credentials in a YAML file's content; empty if the file cannot be read."""
     try:
         return to_yaml(credentials.hide(foreign.yaml_data(content)))
     except (ValueError, TypeError):
@@ -73,10 +88,13 @@ def hide_credentials(content: bytes) -> bytes:
 
 
 def load(path: Path, sha256: str) -> Plan:
-    """Read a plan.yaml to run it.
+    """Read a plan.yaml to run it; a worker's first step.
 
-    Raises UserError if its checksum is not the parent process's: only code that the parent composed
-    is run.
+    Args:
+        sha256: checksum from the parent process, so that only the plan that it composed is run.
+
+    Raises:
+        UserError: the file has another checksum.
     """
     content = foreign.read_bytes(path)
     if hashlib.sha256(content).hexdigest() != sha256:
@@ -85,11 +103,18 @@ def load(path: Path, sha256: str) -> Plan:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a plan.yaml as plain data, which runs no code; raises UserError if it is unreadable."""
+    """Read a plan.yaml as plain data, with today's key names.
+
+    `resume=`, `status`, `list runs` and `ab` look up keys in it.
+
+    Raises:
+        UserError: the file is unreadable, or is not a plan.
+    """
     return _read(path)[0]
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Return a plan.yaml as plain data, and its content; see `read`."""
     try:
         content = foreign.read_bytes(path)
         plain = foreign.yaml_data(content)
@@ -102,9 +127,9 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def _has_texts_as_keys(plain: Mapping[Any, Any]) -> bool:
-    """Return whether all keys are texts.
+    """Return whether all keys are texts, so that JSON can sort them.
 
-    A model's settings may have other keys below; JSON has to take and sort them.
+    In deeper mappings, such as a model's settings, other keys are allowed if JSON takes them.
     """
     with suppress(TypeError):
         json.dumps(plain, sort_keys=True, default=str)
@@ -113,13 +138,20 @@ def _has_texts_as_keys(plain: Mapping[Any, Any]) -> bool:
 
 
 def read_to_resume(path: Path) -> dict[str, Any]:
-    """Read a plan.yaml as plain data, to continue its run; raises UserError for other formats."""
+    """Read a plan.yaml as plain data, to continue its run.
+
+    `run.preparation` compares it with the plan that is to continue.
+
+    Raises:
+        UserError: the file is unreadable, or has a format that cannot be continued.
+    """
     plain = read(path)
     _refuse_other_format(path, plain)
     return plain
 
 
 def _refuse_other_format(path: Path, plain: Mapping[str, Any]) -> None:
+    """Raise `UserError` for a plan with a format that this version cannot continue."""
     version = plain.get("format", 1)
     if type(version) is not int or not FIRST_FORMAT <= version <= FORMAT:
         raise UserError(
@@ -130,7 +162,10 @@ def _refuse_other_format(path: Path, plain: Mapping[str, Any]) -> None:
 
 
 def plan_hash(plain: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of the keys that concern the measurement."""
+    """Return the SHA-256 of the keys that concern the measurement, under their first names.
+
+    Runs with equal hashes measured the same; records store it.
+    """
     measured = old_names.plan_as_first_named(plain)
     for key in NOT_MEASURED:
         measured.pop(key, None)
@@ -141,12 +176,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     """List the dotted keys in which two plans measure different things, with both values.
 
     A key that an older format lacks did not exist then: it had today's default, unless a command
-    sets it.
+    sets it. A folder with another plan is refused with them.
     """
     before, after, command = flat(old), flat(new), new.get("command") or ()
     version = old.get("format", 1)  # a record may hold anything
     is_older = not isinstance(version, int) or version < new.get("format", FORMAT)
-    added = {key for key in after.keys() - before.keys() if is_older and not _is_set(key, command)}
+    new_keys = after.keys() - before.keys()
+    added = {key for key in new_keys if is_older and not _is_set(key, command)}
     return [
         f"{key}: {_shown(key, before)} → {_shown(key, after)}"
         for key in sorted((before.keys() | after.keys()) - added - set(_REMARKS))
@@ -155,11 +191,17 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _shown(key: str, flat: Mapping[str, Any]) -> str:
-    return str(flat.get(key, "–"))[: _LONGEST_HASH if key.startswith("sources.") else _LONGEST]
+    """Return a key's value as short text; a dash if the plan does not have the key."""
+    longest = _LONGEST_HASH if key.startswith("sources.") else _LONGEST
+    return str(flat.get(key, "–"))[:longest]
 
 
 def refusal_of_sources(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
-    """Return why a plan's results come from other code, with the remedy; None for equal files."""
+    """Return why results in a folder come from other code than now, with the remedy.
+
+    None if the user's code files are equal. Continuing a run and reproducing a record are refused
+    with it.
+    """
     files = changed_sources(before, now)
     if not files:
         return None
@@ -173,7 +215,10 @@ def refusal_of_sources(before: Mapping[str, Any], now: Mapping[str, Any]) -> str
 
 
 def changed_sources(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """List the user's code files that differ between two plans; none if a format lacks them."""
+    """List the user's code files that differ between two plans.
+
+    None are listed if a plan does not name its code files.
+    """
     before, after = old.get("sources"), new.get("sources")
     if not isinstance(before, Mapping) or not isinstance(after, Mapping):
         return []

@@ -1,4 +1,7 @@
-"""Prerequisites: refuse plans without the right device or a file, before waiting for the device."""
+"""Refuse plans that this machine cannot measure, before the run waits for the device.
+
+The parent process checks what it can without torch: kind of device, data folder, weights.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,14 @@ _MADE = ("images", "cifar10", "cityscapes", "skeletons")
 
 
 def check_here(plan: config.Plan) -> None:
-    """Raise UserError if this machine cannot measure a plan; read no device, import no torch."""
+    """Raise `UserError` if this machine cannot measure a plan, without reading the device.
+
+    `main` and the Python interface call it before a run.
+
+    Raises:
+        DeviceMismatch: the plan asks for another device.
+        UserError: a setting does not fit the device, or a file is missing.
+    """
     check_kind(plan, plan.gpu_name)
     if plan.gpu_name == "mps" and SYSTEM != "Darwin":
         raise DeviceMismatch(
@@ -43,7 +53,9 @@ def check_here(plan: config.Plan) -> None:
 
 
 def check_kind(plan: config.Plan, kind: str) -> None:
-    """Raise UserError for settings that a device kind does not support.
+    """Raise `UserError` for settings that a kind of device does not support.
+
+    The worker repeats the check with the kind that it has opened.
 
     Args:
         kind: device kind, for example `cpu`, `mps` or `cuda`.
@@ -69,12 +81,13 @@ def check_kind(plan: config.Plan, kind: str) -> None:
 
 
 def _settings_of_nvidia(plan: config.Plan) -> Iterator[str]:
+    """Yield the convolution settings that only an NVIDIA GPU can follow, as `key=value`."""
     node = plan.algorithm
     if not str(node.get("_target_")).startswith("perfexp.convolution."):
         return
     layers = node.get("layers") if isinstance(node.get("layers"), Mapping) else {}
     if node.get("name") == "default" and not layers:
-        return  # which ignores the settings of the others
+        return  # it ignores the settings of the other algorithms
     if node.get("name") in _OF_CUDNN:
         yield f"algorithm={node['name']}"
     for layer, name in layers.items():
@@ -87,6 +100,7 @@ def _settings_of_nvidia(plan: config.Plan) -> Iterator[str]:
 
 
 def _check_data(plan: config.Plan) -> None:
+    """Raise `UserError` if the folder of a data set is missing and nothing will create it."""
     node, option = plan.data, plan.choices.get("data", "")
     root = node.get("root")
     is_own = str(node.get("_target_")).startswith("perfexp.data.")
@@ -102,6 +116,7 @@ def _check_data(plan: config.Plan) -> None:
 
 
 def _check_weights(plan: config.Plan) -> None:
+    """Raise `UserError` if a file with weights is missing."""
     node = plan.model
     weights, folder = node.get("weights"), node.get("weights_dir")
     # torchvision's own weights have names without an ending

@@ -1,4 +1,8 @@
-"""How many processes a run needs for its stopping rule's precision, based on results so far."""
+"""Decide how many processes a run needs for its stopping rule's precision.
+
+Times differ between processes, so a run repeats its points in further processes until the interval
+of the mean over processes is narrow enough.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,14 @@ from perfexp.timing.stopping import StoppingRule, measurements
 
 
 def wanted(results: Collection[Point], rule: StoppingRule, planned: Set[Key]) -> int:
-    """Return the process count for a run: one more than finished, until its times are precise.
+    """Return a run's process count: one more than finished, until its times are precise.
 
     Each point's representative time counts: the device time if there is one, otherwise the latency.
+    `Plan.processes_by` calls it after each process.
 
     Args:
+        results: points measured so far.
+        rule: stopping rule with the target (relative half-width), a budget in seconds, and limits.
         planned: points per process; a process counts after measuring all of them.
     """
     of_process: dict[int, dict[Key, Point]] = {}
@@ -28,20 +35,22 @@ def wanted(results: Collection[Point], rule: StoppingRule, planned: Set[Key]) ->
     if done < rule.processes or rule.target is None:
         return rule.processes
     finished = [of_process[number] for number in range(done)]
-    for key in planned:
-        if not _is_precise([points[key] for points in finished], rule.target):
-            break
-    else:
+    target = rule.target
+    if all(_is_precise([points[key] for points in finished], target) for key in planned):
         return done
-    one = median(sum(map(_seconds, map(points.__getitem__, planned))) for points in finished)
-    is_affordable = (done + 1) * one <= rule.budget_seconds * measurements(len(planned))
-    if is_affordable:
+    process_seconds = median(sum(_seconds(points[key]) for key in planned) for points in finished)
+    if (done + 1) * process_seconds <= rule.budget_seconds * measurements(len(planned)):
         return min(done + 1, rule.most_processes)
     return done
 
 
 def _is_precise(points: list[Point], target: float) -> bool:
-    """Return whether further processes would not help: a narrow interval, or no time at all."""
+    """Return whether further processes would not help: a narrow interval, or no time at all.
+
+    Args:
+        points: the same point in each process.
+        target: relative half-width of the interval.
+    """
     if points[0].status is not Status.OK:
         return True
     found = row(points, ())
@@ -52,5 +61,5 @@ def _is_precise(points: list[Point], target: float) -> bool:
 
 
 def _seconds(point: Point) -> float:
-    """Return a point's time; a process's first point includes the start-up."""
+    """Return the seconds that a point took; a process's first point includes the start-up."""
     return (point.wall_seconds or 0.0) + float(point.facts.get("start_seconds") or 0.0)

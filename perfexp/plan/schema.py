@@ -1,4 +1,4 @@
-"""Schema: typed settings for options that select code, generated from `_target_` signatures.
+"""Typed settings for options that select code, generated from their classes' signatures.
 
 Hydra uses these classes to refuse misspelt keys and wrong types. Signatures are read from source
 text: importing several targets would import torch, which takes seconds.
@@ -138,13 +138,23 @@ _NAMES |= {kind.__name__: kind for kind in (bool, int, float, str, dict, *_ENUMS
 
 @cache
 def settings() -> dict[str, type]:
-    """Return the settings class for each schema, for example `gpu` or `model/timm`."""
+    """Return the settings class for each schema, for example `gpu` or `model/timm`.
+
+    `config.register` gives them to Hydra; `perfexp help keys` lists them.
+    """
     generated = {name: _settings_class(name, target) for name, target in TARGETS.items()}
     return {"gpu": Gpu, "cluster": Cluster, **generated}
 
 
 def with_earlier_names(name: str, node: type) -> type:
-    """Return a schema's settings class with earlier key names, which users' files may have."""
+    """Return a settings class with earlier key names, too, which users' files may have.
+
+    Each class is stored for Hydra this way.
+
+    Args:
+        name: schema name, such as `gpu` or `model/timm`.
+        node: its settings class.
+    """
     keys = {one.name for one in fields(node)}
     group = name.partition("/")[0]
     earlier: list[Any] = []
@@ -158,6 +168,12 @@ def with_earlier_names(name: str, node: type) -> type:
 
 
 def _settings_class(name: str, target: str) -> type:
+    """Return a dataclass with a field for each argument of a target.
+
+    Args:
+        name: schema name.
+        target: dotted name of a class.
+    """
     members: dict[str, Any] = {"_target_": (str, field(default=MISSING))}
     for argument, kind, default in _signature(target):
         if argument in members:
@@ -175,7 +191,8 @@ def _settings_class(name: str, target: str) -> type:
 def _signature(target: str) -> Iterator[tuple[str, Any, Any]]:
     """Yield name, type and default for a constructor's keyword-only arguments.
 
-    If a name repeats, the first counts.
+    For a dataclass they are its fields, then those of its bases. If a name repeats, the first
+    counts.
     """
     module, _, name = target.rpartition(".")
     spec = importlib.util.find_spec(module)
@@ -210,6 +227,11 @@ def _signature(target: str) -> Iterator[tuple[str, Any, Any]]:
 
 
 def _type(node: ast.expr) -> Any:
+    """Return the type that an annotation in source text stands for.
+
+    Raises:
+        TypeError: the annotation has another form than those that settings use.
+    """
     match node:
         case ast.Constant(None):
             return None
@@ -230,7 +252,7 @@ def _type(node: ast.expr) -> Any:
 
 
 def _value(node: ast.expr, module: str) -> Any:
-    """Evaluate a default: a literal, an enum member, or a constant from the imported module."""
+    """Evaluate a default in source text: a literal, an enum member, or a constant of its module."""
     with suppress(ValueError):
         return ast.literal_eval(node)
     owner, *names = ast.unparse(node).split(".")

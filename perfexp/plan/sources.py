@@ -1,4 +1,7 @@
-"""Hashes of a plan's user code, found without importing it."""
+"""Hash the user's own code that a plan uses, without importing it.
+
+The hashes are part of the plan, so that a run is not continued with changed code.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from pathlib import Path
 
 #: Names of folders with installed packages, which their versions identify.
 _INSTALLED = ("site-packages", "dist-packages")
-#: Most files that are followed.
+#: Limit on the files that are hashed.
 _MOST_FILES = 2000
 
 
@@ -22,6 +25,10 @@ def hashes(names: Iterable[str], files: Iterable[Path] = ()) -> dict[str, str]:
     In a dotted name, for example `package.module.Class`, the modules count. Only the user's files
     are followed: not the standard library, installed packages, or perfexp. Imports are read from
     the syntax, so names computed at run time are not found.
+
+    Args:
+        names: dotted names, such as the plan's `_target_` values.
+        files: further files; only `.py` files count.
     """
     found = {file.name: _hash(file) for file in files if file.suffix == ".py" and file.is_file()}
     waiting = sorted(names)
@@ -34,7 +41,7 @@ def hashes(names: Iterable[str], files: Iterable[Path] = ()) -> dict[str, str]:
 
 
 def _files(dotted: str) -> Iterator[tuple[str, Path]]:
-    """Yield the user's module files in a dotted name, with paths from the searched folder."""
+    """Yield the user's module files in a dotted name: path from the searched folder, and file."""
     places = None
     parts: list[str] = []
     for part in dotted.split("."):
@@ -51,9 +58,9 @@ def _files(dotted: str) -> Iterator[tuple[str, Path]]:
 
 
 def _spec(name: str, places: list[str] | None) -> ModuleSpec | None:
-    """Return a module's spec, from these folders or the search path.
+    """Return a module's spec, from these folders or, for None, the search path.
 
-    Unlike importlib, this does not import the packages above it.
+    Unlike importlib, this does not import the packages above it. None if there is no such module.
     """
     for finder in sys.meta_path:
         try:
@@ -77,7 +84,11 @@ def _is_foreign(file: Path) -> bool:
 
 
 def _imports(file: Path, name: str) -> Iterator[str]:
-    """Yield the dotted names that a file imports."""
+    """Yield the dotted names that a file imports; none if it cannot be parsed.
+
+    Args:
+        name: the file's path from the searched folder, which relative imports start from.
+    """
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, ValueError, SyntaxError, RecursionError):
@@ -95,6 +106,7 @@ def _imports(file: Path, name: str) -> Iterator[str]:
 
 
 def _hash(file: Path) -> str:
+    """Return a file's SHA-256; empty if it cannot be read."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()
     except OSError:

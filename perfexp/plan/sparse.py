@@ -1,4 +1,8 @@
-"""Sparse sweep: measure a few of many sizes and batch sizes, each chosen by the results so far."""
+"""Sparse sweep: measure a few of many sizes and batch sizes, and predict the others.
+
+Each next point is chosen by the results so far: a Gaussian process over size and batch
+(`statistics.gaussian_process`) predicts the times, and the least certain point is measured next.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +63,7 @@ class Sparse:
         self._every = Sizes(num_sizes=num_sizes, min_size=min_size, max_size=max_size)
 
     def candidates(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[Pair]:
-        """List all sizes and batch sizes, measured or predicted.
+        """List all sizes and batch sizes, whether they will be measured or predicted.
 
         Raises:
             UserError: there are none.
@@ -68,7 +72,7 @@ class Sparse:
         return every.points(sizes, batch_sizes)
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[Pair]:
-        """List the sizes and batch sizes that are always measured."""
+        """List the sizes and batch sizes that are measured first, in any case."""
         pairs = self.candidates(sizes, batch_sizes)
         x, number = selection.coordinates(pairs), min(selection.INITIAL, self.measured)
         return [pairs[index] for index in selection.initial(selection.scaled(x, x), number)]
@@ -79,7 +83,7 @@ class Sparse:
         """List the sizes and batch sizes to measure, given the results so far.
 
         These are all points that were tried, plus the next point once the first points have a
-        result.
+        result. The plan asks for them after each measured point.
         """
         pairs = self.candidates(sizes, batch_sizes)
         places = {pair: index for index, pair in enumerate(pairs)}
@@ -101,6 +105,14 @@ class Sparse:
         timed: Sequence[Measured],
         tried: set[int],
     ) -> int | None:
+        """Return the index of the next pair to measure; None if the sweep is over.
+
+        Args:
+            pairs: all sizes and batch sizes.
+            places: index of each pair.
+            timed: results so far.
+            tried: indices of their pairs.
+        """
         if len(tried) >= self.measured:
             return None
         at = selection.coordinates(pairs)
@@ -119,14 +131,17 @@ class Sparse:
 
 
 def pair_of(point: Measured) -> Pair:
-    """Return a point's input size and batch size."""
+    """Return a point's input size and batch size.
+
+    Results are matched with the sweep's pairs by it.
+    """
     return point.key.input_size, point.key.batch_size
 
 
 def medians_of(points: Sequence[Measured]) -> dict[Pair, Interval]:
     """Return the median seconds per call for a phase's successful points.
 
-    All medians are of the same kind of time.
+    All medians are of the same kind of time; empty if the points have no kind in common.
     """
     successful = [one for one in points if one.status is Status.OK]
     for kind in _KINDS:
@@ -144,17 +159,24 @@ def medians_of(points: Sequence[Measured]) -> dict[Pair, Interval]:
 
 
 def curve_of(x: Samples, spans: Samples, values: Sequence[Interval]) -> Curve:
-    """Return a curve from measured values with their intervals.
+    """Return a curve that predicts times, from measured values with their intervals.
+
+    The sweep chooses the next pair with it, and `prediction` answers from it.
 
     Args:
-        x: scaled coordinates, shape (n, 2).
+        x: scaled coordinates of the measured points, shape (n, 2).
+        spans: ranges of the unscaled coordinates over all points, shape (2,).
+        values: seconds per call.
     """
     errors = np.array([*map(standard_error, values)])
     return Curve(x=x, spans=spans, y=np.log([value.value for value in values]), errors=errors)
 
 
 def standard_error(value: Interval) -> float:
-    """Return the standard error of a measured value's logarithm, from its 95 % interval."""
+    """Return the standard error of a measured value's logarithm, from its 95 % interval.
+
+    The Gaussian process weighs a point by it.
+    """
     width = value.log_half_width
     if width is None:
         return _UNKNOWN_ERROR
@@ -162,7 +184,10 @@ def standard_error(value: Interval) -> float:
 
 
 def out_of_memory(points: Iterable[Measured]) -> frozenset[Pair]:
-    """Return the sizes and batch sizes that ran out of memory, or were predicted to."""
+    """Return the sizes and batch sizes that ran out of memory, or were predicted to.
+
+    Larger points are not tried, and are not predicted.
+    """
     lacking = (Status.OOM, Status.OOM_PREDICTED)
     return frozenset(pair_of(one) for one in points if one.status in lacking)
 
@@ -170,7 +195,8 @@ def out_of_memory(points: Iterable[Measured]) -> frozenset[Pair]:
 def exceeds_memory(pair: Pair, too_large: Iterable[Pair]) -> bool:
     """Return whether a point is nowhere smaller than some point that ran out of memory.
 
-    For example, 256 · batch 8 exceeds memory if 224 · batch 8 did.
+    For example, 256 · batch 8 exceeds memory if 224 · batch 8 did. Such points are neither measured
+    nor predicted.
     """
     (height, width), batch = pair
     return any(height >= h and width >= w and batch >= b for (h, w), b in too_large)

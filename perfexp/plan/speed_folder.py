@@ -1,4 +1,4 @@
-"""Folder of the speed files: its default, and whether it can be written."""
+"""The folder of the speed files (JSON files with training speeds): default and check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _MOUNTED = Path("outputs")
 def default_folder() -> str:
     """Return the default folder for speed files: the current folder, or `outputs` in a container.
 
-    A container mounts `outputs`. Its current folder is not writable, or is lost when it ends.
+    A container mounts `outputs`. Its current folder is not writable, or is lost when it ends. conf/
+    calls it as the resolver `perfexp_speed_dir`.
     """
     if _MOUNTED.is_mount() or not os.access(Path(), os.W_OK):
         return str(_MOUNTED)
@@ -23,15 +24,19 @@ def default_folder() -> str:
 
 
 def refuse_no_folder(folder: Path, remedy: str) -> None:
-    """Raise `UserError`, with a remedy, if a folder does not exist or is not writable."""
+    """Raise `UserError`, with a remedy, if a folder does not exist or is not writable.
+
+    Plans with `speed_dir` are checked before the training.
+    """
     if not folder.is_dir():
         what = f"There is no folder {folder}"
         if folder.exists():
             what = f"{folder} is not a folder"
         raise UserError(f"{what}. Create it, or {remedy}")
     try:
+        # permissions do not show a read-only mount, or that root may write anyway
         with tempfile.TemporaryFile(dir=folder):
-            pass  # permissions do not show a read-only mount, or that root may write anyway
+            pass
     except OSError as error:
         why = f"The folder {folder} can't be written: {error.strerror}"
         raise UserError(f"{why}. Make it writable, or {remedy}") from error

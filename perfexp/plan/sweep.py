@@ -1,4 +1,9 @@
-"""Sweeps within one run: input sizes and batch sizes for a plan's points."""
+"""Sweeps within one run: the input sizes and batch sizes of a plan's points.
+
+A `sweep` node selects one of the classes here (`point`, `sizes`, `batch`) or `sparse`. Functions
+turn its pairs of size and batch into keys, and decide about points that are too large for the
+memory.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from perfexp.records.record import Key, Status
 from perfexp.records.record import Point as Measured
 from perfexp.records.sizes import MOST_PIXELS, Size, parse_batch_sizes, refuse_many
 
-#: Points that further processes measure by default.
+#: Number of points with the extra passes, if not all points have them.
 _ANCHORS = 3
 
 
@@ -32,25 +37,32 @@ class Oom(StrEnum):
 class Sweep(Protocol):
     """Combinations of input size and batch size, chosen by a `sweep` node.
 
-    Attributes:
-        skip_larger: whether to skip points larger than an out-of-memory point.
-
     A sweep may have two more attributes. `skip_oom`: whether to skip points if their traced peak
     exceeds the memory. `oom`: the action after an out-of-memory point.
+
+    Attributes:
+        skip_larger: whether to skip points larger than an out-of-memory point.
     """
 
     skip_larger: bool
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
-        """List sizes and batch sizes in measuring order.
+        """List pairs of input size and batch size, in measuring order.
 
-        Raises `UserError` if the plan's values contradict the sweep.
+        The plan calls it for each phase.
+
+        Args:
+            sizes: the plan's input sizes (height, width); empty if the sweep chooses them.
+            batch_sizes: the plan's batch sizes; empty if the sweep chooses them.
+
+        Raises:
+            UserError: the plan's values contradict the sweep.
         """
 
 
 @dataclass(kw_only=True, eq=False)
 class Skipping:
-    """Consequences for points that need too much memory; see `Sweep`."""
+    """Settings for points that need too much memory; see `Sweep`."""
 
     skip_larger: bool = False
     skip_oom: bool = False
@@ -65,6 +77,7 @@ class Point(Skipping):
     """Every input size with every batch size."""
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
+        """List each size with each batch size."""
         return _combined(sizes, batch_sizes)
 
 
@@ -77,6 +90,7 @@ class Sizes(Skipping):
     max_size: int
 
     def __post_init__(self) -> None:
+        """Raise `UserError` unless the numbers describe possible sizes."""
         super().__post_init__()
         if self.num_sizes < 1 or self.min_size < 1 or self.max_size < self.min_size:
             raise UserError(
@@ -94,6 +108,10 @@ class Sizes(Skipping):
             )
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
+        """List the evenly spaced sizes with each batch size.
+
+        The plan itself must then leave the input size open.
+        """
         if sizes:
             raise UserError(
                 "sweep=sizes chooses the input sizes itself: leave out input_size, or set "
@@ -115,6 +133,10 @@ class BatchSizes(Skipping):
         self.batch_sizes = parse_batch_sizes(list(self.batch_sizes))
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:
+        """List each size with the sweep's own batch sizes.
+
+        The plan itself must then leave the batch size open.
+        """
         if batch_sizes:
             raise UserError(
                 "sweep=batch chooses the batch sizes itself: set sweep.batch_sizes instead of "
@@ -130,7 +152,7 @@ def timed_keys(
     replicate: int,
     chosen: Mapping[str, Sequence[tuple[Size, int]]] | None = None,
 ) -> list[Key]:
-    """List a plan's timed points by replicate; raise `UserError` if there are too many.
+    """List a plan's timed points, process by process.
 
     Phases with the same sizes and batch sizes take turns. Other phases run one after another.
 
@@ -139,19 +161,23 @@ def timed_keys(
         replicate: number of processes.
         chosen: points for the first process, selected from earlier results; they replace its
             `pairs`.
+
+    Raises:
+        UserError: there are too many points.
     """
     refuse_many(replicate, sum(map(len, pairs.values())))
+    # phases that take turns, their pairs, and their pairs in the first process
     groups: list[tuple[list[str], Sequence[tuple[Size, int]], Sequence[tuple[Size, int]]]] = []
-    for phase, of in pairs.items():
-        first = (chosen or {}).get(phase) or of
-        if groups and groups[-1][1:] == (of, first):
+    for phase, usual in pairs.items():
+        first = (chosen or {}).get(phase) or usual
+        if groups and groups[-1][1:] == (usual, first):
             groups[-1][0].append(phase)
         else:
-            groups.append(([phase], of, first))
+            groups.append(([phase], usual, first))
     keys = []
     for number in range(replicate):
-        for phases, of, first in groups:
-            points = of if number else first
+        for phases, usual, first in groups:
+            points = usual if number else first
             for (size, batch), phase in product(points, phases):
                 key = Key(
                     phase=phase,
@@ -165,9 +191,10 @@ def timed_keys(
 
 
 def anchors(pairs: Sequence[tuple[Size, int]]) -> list[tuple[Size, int]]:
-    """Return the points that show how much processes differ.
+    """Return the points that also get the extra passes, such as energy with the device kept busy.
 
-    These are all points, or, for example for a hundred points, three spread over the range.
+    Up to three points are all of them; otherwise, for example for a hundred points, they are three
+    spread over the range.
     """
     if len(pairs) <= _ANCHORS:
         return list(pairs)
@@ -178,9 +205,9 @@ def anchors(pairs: Sequence[tuple[Size, int]]) -> list[tuple[Size, int]]:
 
 
 def predicted_out_of_memory(key: Key, results: Iterable[Measured]) -> Measured | None:
-    """Return an out-of-memory result if a smaller point ran out of memory.
+    """Return an out-of-memory result for a point if a smaller one ran out of memory.
 
-    Only points in the same phase and precision count.
+    Otherwise return None. Only points in the same phase and precision count (`sweep.skip_larger`).
     """
     for point in results:
         small = point.key
@@ -195,7 +222,10 @@ def predicted_out_of_memory(key: Key, results: Iterable[Measured]) -> Measured |
 
 
 def shrunk(results: Iterable[Measured]) -> dict[Key, int]:
-    """Return points with the batch that fits, each with the batch size that ran out of memory."""
+    """Return points to add with the batch that fits, each with the batch that ran out of memory.
+
+    The worker has traced the fitting batch (`sweep.oom=shrink`).
+    """
     found: dict[Key, int] = {}
     for point in results:
         fits = point.metric(FITTING_BATCH)
@@ -206,7 +236,13 @@ def shrunk(results: Iterable[Measured]) -> dict[Key, int]:
 
 
 def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:
-    """Return a process's points in random order, so that a slow-down does not resemble scaling."""
+    """Return a process's points in random order, so that a slow-down does not resemble scaling.
+
+    The worker measures in this order.
+
+    Args:
+        replicate: number of the process, which has its own order.
+    """
     shuffled = list(keys)
     random.Random(f"{seed} {replicate}").shuffle(shuffled)
     return shuffled

@@ -1,4 +1,8 @@
-"""Validation: refuse plans that are visibly impossible before anything starts."""
+"""Refuse plans that are visibly impossible, before anything starts.
+
+`check` runs in the parent process on every composed plan, on any machine. `prerequisites` checks
+this machine.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from perfexp.plan.speed_folder import refuse_no_folder
 
 #: Modes of torch.compile.
 _COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-#: Limits for realistic measurements.
+#: Limits beyond any real measurement.
 _MOST_SECONDS = 1_000_000_000
 _MOST_EPOCHS = 1_000_000
 _MOST_THREADS = 4096
@@ -26,7 +30,10 @@ _LEAST_PERCENTILE = 0.001
 
 
 def check(plan: config.Plan) -> None:
-    """Raise UserError for a plan with impossible settings, alone or combined."""
+    """Raise `UserError` for a plan with impossible settings, alone or combined.
+
+    `main` calls it for each composed run.
+    """
     if not plan.phases:
         raise UserError("mode measures nothing: choose mode=train, inference or train_inference.")
     for phase in plan.phases:
@@ -43,9 +50,9 @@ def check(plan: config.Plan) -> None:
             "set the samples of an epoch (data.num_samples=10000), "
             "or a data set (data=images, data=cifar10)."
         )
-    modes = map(plan.mode.__getattribute__, plan.phases)
-    has_own = all(node.get("batch_size") is not None for node in modes)
-    if has_own and plan.batch_size not in ([], [1]):
+    nodes = [getattr(plan.mode, phase) for phase in plan.phases]
+    phases_set_batch = all(node.get("batch_size") is not None for node in nodes)
+    if phases_set_batch and plan.batch_size not in ([], [1]):  # [1] is the default
         sizes = ",".join(str(size or "max") for size in plan.batch_size)
         raise UserError(
             f"batch_size=[{sizes}] would be used by no phase: set mode.train.batch_size and "
@@ -71,13 +78,14 @@ def check(plan: config.Plan) -> None:
     _check_training(plan)
     _check_ranks(plan)
     _check_largest_batch(plan)
+    # these raise for settings that contradict each other
     plan.profile_keys()
     config.build(plan.stopping)
     config.build(plan.tracking)
 
 
 def _check_numbers(plan: config.Plan) -> None:
-    """Raise UserError for numbers that cannot be measured, computed or written, such as nan."""
+    """Raise `UserError` for numbers that cannot be measured, computed or written, such as nan."""
     if plan.processes is not None and plan.processes < 1:
         raise UserError(
             f"processes={plan.processes}: set at least 1 process, "
@@ -114,6 +122,7 @@ def _check_numbers(plan: config.Plan) -> None:
 
 
 def _is_endless(data: Mapping[str, Any]) -> bool:
+    """Return whether data has no end, so that it has no epochs."""
     return (
         data.get("_target_") == "perfexp.data.synthetic.Synthetic"
         and data.get("num_samples") is None
@@ -121,7 +130,7 @@ def _is_endless(data: Mapping[str, Any]) -> bool:
 
 
 def _check_training(plan: config.Plan) -> None:
-    """Raise UserError for epoch settings without epochs, and checkpoints of several trainings."""
+    """Raise `UserError` for epoch settings without epochs, and checkpoints of several trainings."""
     node = plan.mode.train
     saved = isinstance(node, Mapping) and node.get("checkpoints")
     if plan.infers_trained and not (saved and plan.epochs):
@@ -134,7 +143,7 @@ def _check_training(plan: config.Plan) -> None:
         not isinstance(node, Mapping)
         or node.get("_target_") != "perfexp.measuring.modes.train.Train"
     ):
-        return  # a mode of the user's, whose code belongs into the worker
+        return  # the user's own mode: its code runs only in the worker
     mode = config.build(node)
     if plan.model.get("optimizer") == "own" and mode.of_trainer:
         raise UserError(
@@ -154,7 +163,7 @@ def _check_training(plan: config.Plan) -> None:
 
 
 def _check_largest_batch(plan: config.Plan) -> None:
-    """Raise UserError if a search for the largest batch has no end, or lacks its own processes."""
+    """Raise `UserError` if a search for the largest batch cannot work with another setting."""
     if not plan.seeks_batch:
         return
     node = plan.mode.train
@@ -171,7 +180,7 @@ def _check_largest_batch(plan: config.Plan) -> None:
 
 
 def _check_ranks(plan: config.Plan) -> None:
-    """Raise UserError for single-device settings with several devices, or the reverse."""
+    """Raise `UserError` for single-device settings with several devices, or the reverse."""
     for name, number in (("count", plan.devices), ("nodes", plan.nodes)):
         if not 1 <= number <= _MOST_DEVICES:
             of = "devices" if name == "count" else "nodes"

@@ -1,6 +1,6 @@
-"""Corpus: measured curves from records, used to predict and calibrate others.
+"""Measured curves from records, used to predict points and to calibrate other predictions.
 
-Predictions never enter it.
+Predictions never enter a corpus.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class MeasuredCurve:
         )
 
     def curve(self) -> Curve:
-        """Return the curve over its own range.
+        """Return the curve for the Gaussian process, over its own range.
 
         If it has more points than a prediction takes, evenly spread points are chosen.
         """
@@ -134,7 +134,10 @@ class MeasuredCurve:
         return curve_of(selection.scaled(x, reference), spans, values)
 
     def truth(self) -> Truth:
-        """Return the curve as known truth, to score predictions from part of it."""
+        """Return the curve as known truth, to score predictions made from a part of it.
+
+        `skill_table` calls it.
+        """
         values = self.values.values()
         return Truth(
             name=self.name,
@@ -153,7 +156,7 @@ def _length(values: Any) -> int:
 def find_curves(folders: Iterable[Path]) -> list[MeasuredCurve]:
     """Read the curves from all records in and below folders, newest first.
 
-    Unreadable records are skipped.
+    Unreadable records are skipped. `perfexp predict` searches its `--corpus` with it.
     """
     files: list[Path] = []
     for folder in folders:
@@ -163,7 +166,10 @@ def find_curves(folders: Iterable[Path]) -> list[MeasuredCurve]:
 
 
 def sibling_curves(folder: Path) -> list[MeasuredCurve]:
-    """Read the curves from other runs next to a run, including runs in sweeps."""
+    """Read the curves from other runs next to a run, including runs in sweeps.
+
+    They calibrate the predictions of a sparse sweep.
+    """
     files = below(folder.parent, "record.json", refused=_skip, deepest=_SIBLING_LEVELS)
     return _curves_of(file for file in files if file.parent.resolve() != folder.resolve())
 
@@ -173,6 +179,10 @@ def _skip(_error: OSError) -> None:
 
 
 def _curves_of(files: Iterable[Path]) -> list[MeasuredCurve]:
+    """Return the curves in record files, newest first; files that cannot be read are skipped.
+
+    Among copies of a record, the first counts.
+    """
     found: dict[str, list[MeasuredCurve]] = {}
     for file in files:
         # other people's records are data: any node may have any type
@@ -212,12 +222,15 @@ def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
 
 
 def of_record(record: Record, folder: Path) -> list[MeasuredCurve]:
-    """Return a record's measured curves: times, energies and memory peaks for each phase."""
+    """Return a record's measured curves: times, energies and memory peaks for each phase.
+
+    Predictions of a sparse sweep, and notes on stairs, are made from them.
+    """
     return [curve for curve in _of_phases(record, folder) if curve.values]
 
 
 def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
-    """Return a record's curves; phases that only ran out of memory have curves without values."""
+    """Return a record's curves; a phase that only ran out of memory has curves without values."""
     about = subject(record.plan, record.environment)
     table = [row for row in rows(record) if row.status is Status.OK and row.time]
     curves = []
@@ -247,7 +260,10 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
 
 
 def _times(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
-    """Return the first kind of time that all rows have, with its medians."""
+    """Return the first kind of time that all rows have, with its medians in seconds by point.
+
+    The kind is empty if the rows have none in common.
+    """
     for kind in table[0].times if table else ():
         if all(kind in row.times for row in table):
             medians = {}
@@ -262,7 +278,13 @@ def _times(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
 def _metrics(
     table: Sequence[Row], name: str, prior: Prior | None = None
 ) -> tuple[str, dict[Pair, Interval]]:
-    """Return a metric from the rows; a prior widens its interval to cover other processes."""
+    """Return a metric's name, and its values with intervals by point.
+
+    Args:
+        table: rows of one phase.
+        name: metric, for example the energy in joules.
+        prior: variance between processes, by which an interval is widened; None to leave it.
+    """
     intervals = {}
     for row in table:
         interval = interval_of(row.metric(name))
@@ -274,7 +296,10 @@ def _metrics(
 
 
 def conditions_of(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return the versions and limits in a record's environment that change times."""
+    """Return the versions and limits in a record's environment that change times.
+
+    A prediction warns if they differ from this machine's.
+    """
     device = environment.get("device")
     facts = {**(device if isinstance(device, Mapping) else {}), "torch": _torch(environment)}
     conditions = {}
@@ -285,19 +310,26 @@ def conditions_of(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _torch(environment: Mapping[str, Any]) -> object:
+    """Return torch's version in a record's environment; None if unknown."""
     packages = environment.get("packages")
     return packages.get("torch") if isinstance(packages, Mapping) else None
 
 
 class Corpus:
-    """Curves from other runs, newest first, and the calibrations based on them."""
+    """Curves from other runs, newest first, and the calibrations based on them.
+
+    A calibration scales the intervals of the Gaussian process by its errors on other curves.
+    """
 
     def __init__(self, curves: Sequence[MeasuredCurve]) -> None:
         self.curves = curves
         self._calibrations: dict[tuple[str | None, ...], Calibration] = {}
 
     def calibration(self, curve: MeasuredCurve) -> Calibration:
-        """Calibrate a curve by curves for other models or algorithms on the same device."""
+        """Return a curve's calibration by curves for other models or algorithms on its device.
+
+        Curves in the same place share it.
+        """
         place = place_of(curve)
         if place not in self._calibrations:
             others = [other.curve() for other in self.curves if calibrates(other, curve)]
@@ -306,7 +338,7 @@ class Corpus:
 
 
 def place_of(curve: MeasuredCurve) -> tuple[str | None, ...]:
-    """Return quantity, kind, device, model and algorithm.
+    """Return quantity, kind, device, model and algorithm of a curve.
 
     Curves that agree in all of them share a calibration.
     """
@@ -317,13 +349,17 @@ def calibrates(other: MeasuredCurve, curve: MeasuredCurve) -> bool:
     """Return whether `other` may calibrate `curve`.
 
     It must be long enough and have the same quantity and device, but another model or algorithm.
+    Curves for the same work would make the calibration too good.
     """
     own, others = place_of(curve), place_of(other)
     return own[:3] == others[:3] and own[3:] != others[3:] and len(other.values) >= LEAST_MEASURED
 
 
 def digest(curves: Iterable[MeasuredCurve]) -> str:
-    """Return the SHA-256 of the curves' values, in any order."""
+    """Return the SHA-256 of the curves' values, in any order; it is stored with predictions.
+
+    `predictions` calls it.
+    """
     parts = []
     for curve in curves:
         for pair, value in curve.values.items():

@@ -1,4 +1,7 @@
-"""Identity of the work that a plan measures: plans with the same identity do the same work."""
+"""Identify the work that a plan measures: plans with the same identity do the same work.
+
+A prediction takes values only from records with the same identity.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ _WITHOUT_EFFECT = frozenset(
 
 
 def identity(plan: Mapping[str, Any], phase: str) -> str:
-    """Return the SHA-256 of the settings in a resolved plan that determine a phase's times."""
+    """Return the SHA-256 of the settings in a resolved plan that determine a phase's times.
+
+    Curves with the same identity can be joined, and can answer for a plan.
+    """
     mode = plan.get("mode")
     nodes = {name: plan.get(name) for name in _NODES}
     nodes["mode"] = mode.get(phase) if isinstance(mode, Mapping) else mode
@@ -26,7 +32,10 @@ def identity(plan: Mapping[str, Any], phase: str) -> str:
 
 
 def _effective(node: Any) -> Any:
-    """Remove settings without effect, and settings without a value, which older plans lack."""
+    """Return settings without those that change no time.
+
+    Settings without a value are left out as well, since older plans lack them.
+    """
     if not isinstance(node, Mapping):
         return node
     settings = {}

@@ -1,4 +1,4 @@
-"""Look up a point in a corpus: measured, interpolated or refused, with diagnostics."""
+"""Look up a point in a corpus: its value is measured, interpolated or refused, with diagnostics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key
 from perfexp.statistics.gaussian_process import leave_one_out
 
-#: A point shows a stair if it is this many standard deviations off the prediction from the others.
+#: A stair is a jump in a curve, for example where another kernel begins. A point shows one if it is
+#: this many standard deviations off the prediction from the other points.
 _STAIR_DEVIATIONS = 3.0
 #: A larger size shows a stair if it needs less than this share of a smaller size's memory.
 _LESS = 0.99
@@ -33,7 +34,7 @@ _LESS = 0.99
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """Quantity of a point.
+    """One quantity of one point.
 
     Attributes:
         predicted: value and source.
@@ -52,7 +53,8 @@ def look_up(
     """Return a point's quantity from curves with the same settings.
 
     Model, algorithm, mode, precision, execution and data must agree. A measured value is preferred
-    to an interpolated value, and a newer record to an older record.
+    to an interpolated value, and a newer record to an older record. `perfexp predict` calls it for
+    each point and quantity.
 
     Args:
         key: the point.
@@ -85,7 +87,13 @@ def look_up(
 def _predicted(
     pair: Pair, curve: MeasuredCurve, matching: Sequence[MeasuredCurve], corpus: Corpus
 ) -> Predicted:
-    """Predict a point from a curve, unless the same work ran out of memory there on this device."""
+    """Return a point's value by one curve.
+
+    It is refused if the same work ran out of memory there on this device.
+
+    Args:
+        matching: all curves for the same work.
+    """
     out_of_memory = set[Pair]()
     for other in matching:
         if other.about.device == curve.about.device:
@@ -94,7 +102,10 @@ def _predicted(
 
 
 def outside(predicted: Predicted, curve: MeasuredCurve) -> list[Diagnostic]:
-    """Return a warning if a point is outside its curve's measured range."""
+    """Return a warning if a point is outside its curve's measured range; otherwise nothing.
+
+    `lookup` adds it to the answer's doubts.
+    """
     if predicted.reason != OUTSIDE:
         return []
     range_text, count = _range_text(curve), len(curve.values)
@@ -108,7 +119,7 @@ def outside(predicted: Predicted, curve: MeasuredCurve) -> list[Diagnostic]:
 def stale(
     curve: MeasuredCurve, corpus: Sequence[MeasuredCurve], installed: Mapping[str, str]
 ) -> list[Diagnostic]:
-    """Return a warning if software or device have changed since the record.
+    """Return a warning if software or device have changed since the record; otherwise nothing.
 
     The reference is this machine if its versions are known, otherwise the device's newest record.
     """
@@ -124,7 +135,10 @@ def stale(
 
 
 def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
-    """Return a note if neighboring points are far from a smooth curve, as if other kernels ran."""
+    """Return a note if neighboring points are far from a smooth curve; otherwise nothing.
+
+    Other kernels may run there.
+    """
     # by batch size first, so that neighbors have the same batch size
     pairs = sorted(curve.values, key=lambda pair: (pair[1], pair[0][0] * pair[0][1]))
     if len(pairs) < LEAST_MEASURED + 1:
@@ -145,6 +159,7 @@ def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
 
 
 def _falls(curve: MeasuredCurve, smaller: Pair, larger: Pair) -> bool:
+    """Return whether a larger size has a clearly smaller value than a smaller size."""
     before, after = curve.values[smaller], curve.values[larger]
     if curve.quantity == "memory":  # counted, without an interval
         return (
@@ -155,11 +170,15 @@ def _falls(curve: MeasuredCurve, smaller: Pair, larger: Pair) -> bool:
 
 
 def pair_text(pair: Pair) -> str:
-    """Return a size and a batch size in words, for example `224 · batch 8`."""
+    """Return a size and a batch size in words, for example `224 · batch 8`.
+
+    Messages about points use it.
+    """
     (height, width), batch = pair
     return f"{height if height == width else f'{height}x{width}'} · batch {batch}"
 
 
 def _range_text(curve: MeasuredCurve) -> str:
+    """Return the smallest and the largest measured point in words."""
     pairs = sorted(curve.values, key=lambda pair: (pair[0][0] * pair[0][1], pair[1]))
     return f"{pair_text(pairs[0])} to {pair_text(pairs[-1])}"

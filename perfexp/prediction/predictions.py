@@ -1,4 +1,7 @@
-"""Predictions for all points in a sparse sweep, and their files. They are never results."""
+"""Predict all points in a sparse sweep, and write them to predicted.jsonl.
+
+Predictions are never results.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +72,8 @@ class Forecast:
 def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Corpus) -> list[Forecast]:
     """Predict the unmeasured points in a sparse sweep; empty for other records.
 
+    A run with `sweep=sparse` calls it when its record is published.
+
     Args:
         curves: the record's own curves.
         corpus: curves from other runs, which calibrate the intervals.
@@ -87,7 +92,7 @@ def of_record(record: Record, curves: Sequence[MeasuredCurve], corpus: Corpus) -
 def candidates(plan: Mapping[str, Any], phase: str) -> list[Pair]:
     """Return all points for a phase in a plan with a sparse sweep; empty for other plans.
 
-    The plan is read as data.
+    The plan is read as data. They are those that were measured, and those to predict.
     """
     node, mode = plan.get("sweep"), plan.get("mode")
     own = mode.get(phase) if isinstance(mode, Mapping) else None
@@ -115,6 +120,14 @@ def forecast(
     """Predict a curve at any points.
 
     Points are refused outside the curve's range, or if a smaller or equal point ran out of memory.
+    `of_record` calls it for all points, `lookup` for a single one.
+
+    Args:
+        curve: measured values.
+        pairs: points to predict.
+        calibration: calibration of the intervals.
+        corpus: curves behind the calibration, for its hash.
+        out_of_memory: points that ran out of memory.
     """
     known = list(curve.values)
     reference, at = selection.coordinates(known), selection.coordinates(pairs)
@@ -143,6 +156,13 @@ def forecast(
 def _predicted(
     curve: MeasuredCurve, x: Samples, calibration: Calibration
 ) -> Sequence[Interval | None]:
+    """Return values with 90 % intervals at some coordinates.
+
+    They are None if the curve is too short.
+
+    Args:
+        x: coordinates, shape (n, 2), as shares of the measured range.
+    """
     if len(curve.values) < LEAST_MEASURED:
         return [None] * len(x)
     prediction = predict(curve.curve(), x, calibration.prior)
@@ -172,6 +192,7 @@ def _refusal(curve: MeasuredCurve, pair: Pair, x: Samples) -> str | None:
 
 
 def _interval(mean: float, half_width: float) -> Interval:
+    """Return a value and its interval from the mean and half-width of its logarithm."""
     low, value, high = np.exp([mean - half_width, mean, mean + half_width])
     return Interval(value=float(value), low=float(low), high=float(high))
 
@@ -188,7 +209,7 @@ def _narrowed(value: Interval) -> Interval:
 def summary(forecast: Forecast) -> str:
     """Return the number of predicted points and their uncertainty in a line.
 
-    For example: `time: 88 of 100 points predicted, …`.
+    For example: `time: 88 of 100 points predicted, …`. A run with `sweep=sparse` prints it.
     """
     predicted = refused = 0
     widths = []
@@ -211,7 +232,7 @@ def summary(forecast: Forecast) -> str:
 def to_lines(forecasts: Iterable[Forecast], precision: str) -> bytes:
     """Return the content of predicted.jsonl, a line for each point and quantity.
 
-    No line can be read as a result.
+    No line can be read as a result. The report writes it beside the record.
     """
     lines = b""
     for one in forecasts:
@@ -243,5 +264,8 @@ def to_lines(forecasts: Iterable[Forecast], precision: str) -> bytes:
 
 
 def key_of(pair: Pair, phase: str, precision: str) -> Key:
-    """Return a predicted point's key."""
+    """Return a predicted point's key.
+
+    Plots and tables place predictions by it.
+    """
     return Key(phase=phase, input_size=pair[0], batch_size=pair[1], precision=precision)

@@ -1,4 +1,7 @@
-"""Skill of predictions on measured values: errors, coverage and interval scores, with baselines."""
+"""Score predictions on measured values: errors, coverage and interval scores, beside baselines.
+
+A baseline is a simple method, such as linear interpolation, that the Gaussian process has to beat.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ class Truth:
     errors: Samples
 
     def curve(self, chosen: Collection[int]) -> Curve:
-        """Return the chosen points as a curve over the range of all points."""
+        """Return the chosen points as a curve over the range of all points.
+
+        Methods see only these points.
+        """
         places = sorted(chosen)
         x = selection.scaled(self.x, self.x)
         spans = np.ptp(self.x, axis=0)
@@ -51,6 +57,8 @@ class Truth:
 
     def campaign(self, measured: int, target: float) -> list[int]:
         """Return the indices of the points that a sparse sweep measures.
+
+        `skill_table` scores predictions from these points.
 
         Args:
             measured: largest number of points.
@@ -90,6 +98,9 @@ def score(truth: Truth, chosen: Collection[int], calibration: Calibration) -> di
         truth: all points.
         chosen: indices of points that the methods see.
         calibration: calibration by other curves.
+
+    Returns:
+        Scores by the name of the method.
     """
     seen, unseen = (
         np.array(sorted(chosen)),
@@ -115,7 +126,7 @@ def score(truth: Truth, chosen: Collection[int], calibration: Calibration) -> di
 
 
 def pooled(scores: Sequence[Score]) -> Mapping[str, float]:
-    """Return pooled figures for several curves.
+    """Return pooled figures for a method over several curves, by name.
 
     Errors are pooled over all points. Coverage and interval score are means over curves.
     """
@@ -135,6 +146,13 @@ def pooled(scores: Sequence[Score]) -> Mapping[str, float]:
 
 
 def _score(actual: Samples, mean: Samples, half_width: Samples) -> Score:
+    """Return the score of predictions.
+
+    Args:
+        actual: logarithms of the true values, shape (m,).
+        mean: predicted logarithms, shape (m,).
+        half_width: half-widths of the 90 % intervals of these, shape (m,).
+    """
     off = np.abs(actual - mean)
     return Score(
         errors=np.abs(np.expm1(mean - actual)),
@@ -145,6 +163,7 @@ def _score(actual: Samples, mean: Samples, half_width: Samples) -> Score:
 
 
 def _nearest(work: Samples, y: Samples, at: Samples) -> Samples:
+    """Predict the value of the point with the nearest amount of work."""
     nearest: Samples = y[np.abs(work[:, None] - at[None]).argmin(axis=0)]
     return nearest
 
@@ -162,6 +181,7 @@ def _linear(work: Samples, y: Samples, at: Samples) -> Samples:
 
 
 def _interpolated(work: Samples, y: Samples, at: Samples) -> Samples:
+    """Predict by linear interpolation of the logarithm over log work."""
     order = np.argsort(work)
     return np.asarray(np.interp(at, work[order], y[order]), dtype=np.float64)
 
@@ -169,7 +189,10 @@ def _interpolated(work: Samples, y: Samples, at: Samples) -> Samples:
 def _scaling_model(
     work: Samples, y: Samples, at: Samples, *, errors: Samples
 ) -> tuple[Samples, float]:
-    """Return the scaling model's predictions and scatter; the median if there are too few sizes."""
+    """Return the scaling model's predictions and their scatter, as logarithms.
+
+    If there are too few sizes to fit it, they are the median and the standard deviation.
+    """
     top = work.max()
     try:
         fit = scaling.fit_scaling(np.exp(work - top), np.exp(y), np.maximum(1.96 * errors, 1e-6))
@@ -187,7 +210,10 @@ BASELINES: dict[str, _Method] = {
 
 
 def _own_half_width(method: _Method, work: Samples, y: Samples) -> float:
-    """Return the conformal quantile of inner points' errors, each predicted from the others."""
+    """Return the half-width of a baseline's 90 % intervals, from its own leave-one-out errors.
+
+    It is the conformal quantile of the errors at inner points, each predicted from the others.
+    """
     inner = np.flatnonzero((work > work.min()) & (work < work.max()))
     off = [
         abs(y[place] - method(np.delete(work, place), np.delete(y, place), work[[place]])[0])

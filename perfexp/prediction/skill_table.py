@@ -1,4 +1,4 @@
-"""Skill tables: how well a corpus predicts itself, by method over all curves, and by curve."""
+"""Tables of prediction skill: how well a corpus predicts itself, by method and by curve."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from perfexp.statistics.gaussian_process import Curve
 _LEAST_POINTS = 6
 #: Limit on listed curves.
 _MOST_LISTED = 20
+#: Columns, with their names in `skill.pooled`.
 _COLUMNS = {
     "median error": "median_error",
     "p90": "p90_error",
@@ -50,7 +51,10 @@ class SkillTable:
         return f"{self.quantity}: {curves}, {points} points that no method had seen"
 
     def methods(self) -> Grid:
-        """Return a table with a line for each method."""
+        """Return a table with a line for each method.
+
+        `perfexp predict check` prints it.
+        """
         columns = [Column("method", is_key=True, prose=True), *map(Column, _COLUMNS)]
         columns.append(Column("interval score"))
         cells = []
@@ -66,7 +70,10 @@ class SkillTable:
         return Grid.of_cells(columns, cells, [note])
 
     def worst(self) -> Grid:
-        """Return a table with a line for each curve, lowest coverage first."""
+        """Return a table with a line for each curve, lowest coverage first.
+
+        `perfexp predict check` prints it.
+        """
         lines = []
         for curve, one in zip(self.curves, self.scores, strict=True):
             lines.append((curve, pooled([one[GAUSSIAN_PROCESS]])))
@@ -89,7 +96,10 @@ class SkillTable:
         return Grid(columns, notes)
 
     def as_json(self) -> dict[str, Any]:
-        """Return all figures as JSON values."""
+        """Return all figures as JSON values.
+
+        `perfexp predict check --json` prints them.
+        """
         methods, curves = {}, []
         for name in self.scores[0]:
             methods[name] = dict(pooled([one[name] for one in self.scores]))
@@ -108,7 +118,8 @@ def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> 
     """Score predictions within each curve; return a table for each measured quantity.
 
     Curves with many points are sampled like a sparse sweep. In shorter curves, each inner point is
-    predicted from all other points. Curves without inner points are left out.
+    predicted from all other points. Curves without inner points are left out. `perfexp predict
+    check` calls it.
 
     Args:
         curves: curves in a corpus.
@@ -134,9 +145,10 @@ def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sampled:
-    """Curve as known truth, with the points that a sparse sweep would measure.
+    """A curve as known truth, with the points that a sparse sweep would measure.
 
-    `seen` is None if each point is left out in turn.
+    Attributes:
+        seen: indices of these points; None if each point is left out in turn.
     """
 
     measured: MeasuredCurve
@@ -145,6 +157,10 @@ class _Sampled:
 
     @classmethod
     def of(cls, curve: MeasuredCurve, measured: int, dense: int) -> _Sampled:
+        """Return a curve with its points.
+
+        A curve with fewer points than `dense` leaves out each in turn.
+        """
         truth = curve.truth()
         seen = truth.campaign(measured, 0.0) if len(curve.values) >= dense else None
         return cls(measured=curve, truth=truth, seen=seen)
@@ -185,13 +201,14 @@ def _scored(truth: Truth, seen: Sequence[int] | None, calibration: Calibration) 
 
 
 def _inner(truth: Truth) -> list[int]:
-    """Return the points with more work than the least and less work than the most."""
+    """Return the indices of the points with more work than the least and less than the most."""
     work = truth.x.sum(axis=1)
     inner: list[int] = np.flatnonzero((work > work.min()) & (work < work.max())).tolist()
     return inner
 
 
 def _joined(parts: Sequence[Score]) -> Score:
+    """Return the scores of several predictions as one."""
     fields: dict[str, Any] = {}
     for name in ("errors", "is_covered", "half_widths", "interval_scores"):
         fields[name] = np.concatenate([getattr(part, name) for part in parts])
@@ -203,4 +220,5 @@ def _percent(share: float) -> str:
 
 
 def _figures(pooled_scores: Mapping[str, float]) -> list[float]:
+    """Return a method's figures in the order of the columns."""
     return list(map(pooled_scores.__getitem__, _COLUMNS.values()))

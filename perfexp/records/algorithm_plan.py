@@ -1,4 +1,9 @@
-"""Algorithm plans: the engines that a run chose, as a file for the user's own program."""
+"""Algorithm plans: the engines that a run chose, as a file for the user's own program.
+
+With `algorithm=fastest` a run races the available engines for each convolution layer and pass, and
+chooses the fastest. `perfexp export RUN --plan FILE` writes the choices. `perfexp.apply` reads them
+and lets the same engines compute a module in the user's own program.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +19,17 @@ from perfexp.records.races import is_own_choice
 from perfexp.records.record import Point, Record
 
 _FORMAT = 1
-_RECORD = "record.json"
 
 
 class Planned(msgspec.Struct, frozen=True):
-    """Engines of a convolution layer, or backends of a shape of attention, by pass."""
+    """Engines of a convolution layer, or backends of a shape of attention, by pass.
+
+    Attributes:
+        name: layer name.
+        input_shape: shape of the layer's input, for example (N, C, H, W).
+        dtype: data type by torch name.
+        passes: engine or backend by pass: `forward`, …
+    """
 
     name: str
     input_shape: tuple[int, ...]
@@ -32,6 +43,8 @@ class AlgorithmPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: name of the device, as torch has it.
         cudnn: version as a number; None without cuDNN.
+        layers: chosen engines of convolution layers.
+        attention: chosen backends by shape of attention.
         gains: speedups of the whole model as [value, low, high], by phase, size and baseline.
     """
 
@@ -45,42 +58,42 @@ class AlgorithmPlan(msgspec.Struct, frozen=True, kw_only=True):
     gains: dict[str, tuple[float | None, float | None, float | None]] = {}
 
     def differences(self, *, device: str, torch: str, cudnn: int | None) -> list[str]:
-        """Return in what another place differs from the plan's."""
-        here = {"device": device, "torch": torch, "cudnn": cudnn}
-        own = {name: getattr(self, name) for name in here}
-        return [f"{name} {own[name]}, not {here[name]}" for name in here if own[name] != here[name]]
+        """Return how this device and software differ from the plan's, in words.
+
+        For example: `torch 2.8.0, not 2.9.0`. Empty if the plan is valid here. `perfexp.apply`
+        refuses a plan that differs, unless it may measure again.
+        """
+        texts = []
+        for name, here in (("device", device), ("torch", torch), ("cudnn", cudnn)):
+            if getattr(self, name) != here:
+                texts.append(f"{name} {getattr(self, name)}, not {here}")
+        return texts
 
 
 def of_record(record: Record) -> AlgorithmPlan:
     """Return a run's choices.
 
+    `perfexp export --plan` writes them to a file.
+
     Raises:
         UserError: the run left all convolutions and all attention to torch.
     """
-    layers, attention = (
-        tuple(
-            {repr(one): one for point in record.points for one in _planned(point, group)}.values()
-        )
-        for group in ("algorithm", "attention")
-    )
+    layers, attention = _choices(record, "algorithm"), _choices(record, "attention")
     gains = {}
     for point in record.points:
+        key = point.key
+        place = f"{key.phase} {'×'.join(map(str, key.input_size))} batch {key.batch_size}"
         for metric in point.metrics:
             if metric.name.startswith(quantities.member(quantities.SPEEDUP, "")):
-                size = "×".join(map(str, point.key.input_size))
-                place = f"{point.key.phase} {size} batch {point.key.batch_size}"
-                gains[f"{place} over {metric.name.rpartition('_')[2]}"] = (
-                    metric.value,
-                    metric.low,
-                    metric.high,
-                )
+                baseline = metric.name.rpartition("_")[2]
+                gains[f"{place} over {baseline}"] = (metric.value, metric.low, metric.high)
     if not (layers or attention):
         raise UserError(
             "This run left everything to torch, so there is no plan: measure with "
-            "algorithm=fastest "
-            "or execution.attention=fastest."
+            "algorithm=fastest or execution.attention=fastest."
         )
-    device, session = (record.environment.get(name) or {} for name in ("device", "session"))
+    device = record.environment.get("device") or {}
+    session = record.environment.get("session") or {}
     return AlgorithmPlan(
         model=str(record.plan.get("choices", {}).get("model", "")),
         device=str(device.get("name")),
@@ -92,20 +105,40 @@ def of_record(record: Record) -> AlgorithmPlan:
     )
 
 
-def _planned(point: Point, group: str) -> Iterator[Planned]:
+def _choices(record: Record, group: str) -> tuple[Planned, ...]:
+    """Return a record's choices, equal ones in several points once.
+
+    Args:
+        group: `algorithm` for convolution layers, or `attention`.
+    """
+    choices = {}
+    for point in record.points:
+        for planned in _choices_at(point, group):
+            choices[repr(planned)] = planned
+    return tuple(choices.values())
+
+
+def _choices_at(point: Point, group: str) -> Iterator[Planned]:
+    """Yield layers with passes that a chosen engine computed; `group` as in `_choices`.
+
+    A pass is left out if torch chose its engine, or if the chosen engine could not compute it
+    (`fallback`).
+    """
     facts = point.facts.get(group) or {}
-    for layer in facts.get("layers", ()) if facts.get("name") != "auto" else ():
-        chosen = {
-            one["which"]: one["selected"]
-            for one in layer["passes"]
-            if not is_own_choice(one["selected"], one["status"]) and one["status"] != "fallback"
-        }
+    if facts.get("name") == "auto":  # attention backends as torch chooses them
+        return
+    for layer in facts.get("layers", ()):
+        chosen = {}
+        for one_pass in layer["passes"]:
+            engine, status = one_pass["selected"], one_pass["status"]
+            if status != "fallback" and not is_own_choice(engine, status):
+                chosen[one_pass["which"]] = engine
         if chosen:
             yield Planned(layer["name"], tuple(layer["input_shape"]), layer["dtype"], chosen)
 
 
 def encoded(plan: AlgorithmPlan) -> bytes:
-    """Return a plan as the content of a file."""
+    """Return a plan as the content of a file: indented JSON."""
     return msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
 
 
@@ -113,10 +146,10 @@ def read(place: Path) -> AlgorithmPlan:
     """Return the plan in a file, or of the run in a folder; only data is read.
 
     Raises:
-        UserError: there is none.
+        UserError: the file is not a plan or has a newer format, or the run has no choices.
     """
     if place.is_dir():
-        return of_record(Record.load(place / _RECORD))
+        return of_record(Record.load(place))
     try:
         content: Any = place.read_bytes()
         plan = msgspec.json.decode(content, type=AlgorithmPlan)

@@ -1,4 +1,8 @@
-"""Analysis: a record's rows and statistics, computed once for all reports and comparisons."""
+"""Analysis: a record's rows and statistics, computed once for all reports and comparisons.
+
+Reports, tables, plots, MLflow and comparisons take an `Analysis` of a run, or a `SweepAnalysis` of
+several runs, so that all show the same figures.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,7 @@ class Analysis:
 
     @classmethod
     def of(cls, record: Record) -> Self:
-        """Analyze a record."""
+        """Return a record's analysis; this computes the statistics of all its points."""
         return cls(
             record=record,
             about=subject(record.plan, record.environment),
@@ -45,80 +49,100 @@ class Analysis:
 
     @property
     def headline(self) -> str:
-        """Return the subject with the points' common size and batch as a line."""
+        """Return the run's first line: its subject with the points' common size and batch."""
         return headline(self.about, [row.key for row in self.rows])
 
     @cached_property
     def scalings(self) -> Sequence[Scaling]:
-        """Return models for how its times grow with size."""
+        """Return models for how the record's times grow with input size.
+
+        Reports show them as sentences, MLflow as figures.
+        """
         return growth.scalings(self.rows)
 
     @cached_property
     def cold_starts(self) -> Sequence[FirstPrediction]:
-        """Return its cold starts, one per size and batch size."""
+        """Return the record's cold starts, one per size and batch size."""
         return cold_starts.first_predictions(self.record)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepAnalysis:
-    """Sweep with the analyses of the runs that left a record."""
+    """Sweep with the analyses of the runs that left a record.
+
+    Attributes:
+        sweep: the sweep, which lists all its runs.
+        analyses: analyses of records, in any order.
+    """
 
     sweep: Sweep
     analyses: tuple[Analysis, ...]
 
     @classmethod
     def of(cls, sweep: Sweep, records: Iterable[Record]) -> Self:
-        """Analyze a sweep's records."""
+        """Return the analysis of a sweep and its records."""
         return cls(sweep=sweep, analyses=tuple(map(Analysis.of, records)))
 
     @cached_property
     def runs(self) -> list[tuple[SweepChild, Analysis | None]]:
-        """Return each run with its analysis, by number; None if it left no record."""
+        """Return each run with its analysis, by number; None if it left no record.
+
+        Tables and plots of the sweep start from this list.
+        """
         by_job = {}
-        for one in self.analyses:
-            member = one.record.sweep
+        for analysis in self.analyses:
+            member = analysis.record.sweep
             if member and member.uid == self.sweep.uid:
-                by_job[member.job] = one
+                by_job[member.job] = analysis
         children = sorted(self.sweep.children, key=lambda child: child.job)
         return [(child, by_job.get(child.job)) for child in children]
 
     @cached_property
     def slower(self) -> dict[int, Diagnostic]:
-        """Return a diagnostic for each run with GPUs slower than fewer GPUs in another run.
+        """Return `multi_gpu_slower` by run number, for runs slower than a run with fewer GPUs.
 
-        Keys are run numbers.
+        Only runs that differ in nothing but the number of GPUs are compared, point by point, by
+        samples per second. A run that is slower at several points gets the worst. Tables of the
+        sweep show it with the run's own diagnostics.
         """
-        groups: dict[tuple[object, ...], list[_Rated]] = {}
-        for child, one in self.runs:
-            if one is None or child.devices is None:
-                continue
-            rest = {name: value for name, value in child.axes.items() if name != GPU_COUNT}
-            for row in one.rows:
-                if rate := row.samples_per_second:
-                    group = groups.setdefault((frozenset(rest.items()), row.key), [])
-                    group.append((child.devices, child.job, rate))
         worst: dict[int, tuple[float, Diagnostic]] = {}
-        for group in groups.values():
+        for group in self._by_device_count():
             for count, job, rate in group:
-                fewer = []
+                faster = []
                 for other in group:
                     if other[0] < count and is_clearly_below(rate, other[2]):
-                        fewer.append(other)
-                if not fewer:
+                        faster.append(other)
+                if not faster:
                     continue
-                best, _, most = max(fewer, key=lambda other: other[2].value)
+                fewer, _, most = max(faster, key=lambda other: other[2].value)
                 ratio = rate.value / most.value
                 scope = ""
                 # an undecided ratio only holds for these runs, not for others on this machine
                 if rate.low is None or most.low is None:
                     scope = " in these runs (undecided)"
                 diagnostic = diagnostics.make(
-                    "multi_gpu_slower", ratio=ratio, count=count, fewer=best, scope=scope
+                    "multi_gpu_slower", ratio=ratio, count=count, fewer=fewer, scope=scope
                 )
                 if job not in worst or ratio < worst[job][0]:
                     worst[job] = ratio, diagnostic
         return {job: diagnostic for job, (_, diagnostic) in worst.items()}
 
+    def _by_device_count(self) -> Iterable[list[_Rated]]:
+        """Return groups of runs that differ only in device count, with a point's rate in each.
 
-#: Device count, run number, and the run's rate.
+        `slower` compares the runs in each group.
+        """
+        groups: dict[tuple[object, ...], list[_Rated]] = {}
+        for child, analysis in self.runs:
+            if analysis is None or child.devices is None:
+                continue
+            rest = {name: value for name, value in child.axes.items() if name != GPU_COUNT}
+            for row in analysis.rows:
+                if rate := row.samples_per_second:
+                    group = groups.setdefault((frozenset(rest.items()), row.key), [])
+                    group.append((child.devices, child.job, rate))
+        return groups.values()
+
+
+#: Device count, run number, and samples per second of a point in the run.
 _Rated = tuple[int, int, Interval]

@@ -1,4 +1,8 @@
-"""Cold starts: time from process start to first prediction."""
+"""Cold starts: time from process start to first prediction.
+
+A run with `cold_start` measures them in fresh processes, as points with phase `ttfp` and one series
+for each part (`ttfp/imports`, …). Reports and the data sheet show them by size and batch size.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from perfexp.records.record import Key, Point, Record, Status
 from perfexp.statistics import estimators
 from perfexp.statistics.moderated import geometric_mean
 
-#: Series in a cold start that is not part of the first prediction.
+#: Series in a cold start that is not part of the first prediction, for comparison.
 AFTERWARDS = "ttfp/second_call"
 
 
@@ -31,7 +35,7 @@ class FirstPrediction:
 
     @property
     def total(self) -> estimators.Interval:
-        """Return the mean total, with an interval if there are several processes."""
+        """Return the mean total in seconds, with an interval if there are several processes."""
         return geometric_mean(self.totals)
 
     @property
@@ -41,12 +45,15 @@ class FirstPrediction:
 
 
 def first_predictions(record: Record) -> list[FirstPrediction]:
-    """Return a record's cold starts, one per size and batch size."""
+    """Return a record's cold starts, one per size and batch size; empty if none succeeded.
+
+    `Analysis.cold_starts` keeps the result.
+    """
     groups: dict[tuple[tuple[int, int], int], list[Point]] = {}
     for point in record.points:
         if point.key.phase == "ttfp" and point.status is Status.OK:
             groups.setdefault((point.key.input_size, point.key.batch_size), []).append(point)
-    found = []
+    predictions = []
     for points in groups.values():
         parts: dict[str, float] = {}
         for series in points[0].series:
@@ -56,7 +63,7 @@ def first_predictions(record: Record) -> list[FirstPrediction]:
             parts[series.name.removeprefix("ttfp/")] = statistics.median(samples)
         totals = []
         for point in points:
-            own = (series.samples[0] for series in point.series if series.name != AFTERWARDS)
-            totals.append(sum(own))
-        found.append(FirstPrediction(key=points[0].key, parts=parts, totals=tuple(totals)))
-    return found
+            seconds = (series.samples[0] for series in point.series if series.name != AFTERWARDS)
+            totals.append(sum(seconds))
+        predictions.append(FirstPrediction(key=points[0].key, parts=parts, totals=tuple(totals)))
+    return predictions

@@ -1,4 +1,8 @@
-"""Diagnostics: the table of errors, warnings and notes that qualify a figure."""
+"""Diagnostics: the table of errors, warnings and notes that qualify a figure.
+
+Code that notices a reason to distrust a figure calls `make(CODE, …)` and adds the result to the
+point or record (`doubts`). Reports print errors and warnings as compilers do, with a help line.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,7 @@ class Rule(NamedTuple):
 
 
 def _apart(ratio: float) -> float:
-    """Return how far a ratio is from one, in either direction."""
+    """Return how far a ratio is from one, in either direction, as a logarithm."""
     return abs(math.log(max(ratio, _LEAST_RATIO)))
 
 
@@ -363,13 +367,13 @@ MERGED = {
 
 
 def families() -> dict[str, dict[str, str]]:
-    """Return the meaning of each code, by family."""
+    """Return the meaning of each code by family, a heading of the reference page."""
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
     return msgspec.convert(yaml.safe_load(text), dict[str, dict[str, str]])
 
 
 def meanings() -> dict[str, str]:
-    """Return the meaning of each code."""
+    """Return the meaning of each code, one sentence, for the reference and `perfexp help CODE`."""
     return {code: meaning for codes in families().values() for code, meaning in codes.items()}
 
 
@@ -400,28 +404,35 @@ class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def rule(self) -> Rule:
-        """Return the table row; a generic row for codes of later versions."""
+        """Return the table row; a generic row for codes that this version does not know."""
         return DIAGNOSTICS.get(self.code) or Rule(self.severity, self.message, self.help)
 
     @property
     def order(self) -> tuple[int, int]:
-        """Return the sort key: by severity, then in table order, then codes of later versions."""
+        """Return the sort key: by severity, then in table order, with unknown codes last.
+
+        Reports sort diagnostics by it.
+        """
         place = _ORDER.get(self.code, len(_ORDER))
         return _SEVERITIES.index(self.severity), place
 
     @property
     def is_note(self) -> bool:
-        """Return whether consoles leave it out."""
+        """Return whether consoles leave it out.
+
+        Notes are only in the record, in tables and in report.md.
+        """
         return self.severity is Severity.NOTE
 
     @property
     def figure(self) -> float | None:
-        """Return the value that ranks diagnostics with this code.
+        """Return the value that ranks diagnostics with this code, such as a share or ratio.
 
         Returns:
             None if this code is not ranked, or an earlier version stored the diagnostic.
         """
-        value = self.fields.get(self.rule.by.partition(":")[0]) if self.fields else None
+        field_name = self.rule.by.partition(":")[0]
+        value = self.fields.get(field_name) if self.fields else None
         if isinstance(value, int | float):
             return value
         return None
@@ -431,6 +442,9 @@ def make(code: str, /, **fields: object) -> Diagnostic:
     """Return a diagnostic from the table, with values for its templates.
 
     Tests check that each call passes the fields that its templates need.
+
+    Raises:
+        KeyError: the table lacks the code, or the fields lack a value.
     """
     rule = DIAGNOSTICS[code]
     message, advice = rule.message.format(**fields), rule.help.format(**fields)
@@ -445,12 +459,15 @@ def has(diagnostics: Iterable[Diagnostic], code: str) -> bool:
 
 
 def without(diagnostics: Iterable[Diagnostic], code: str) -> list[Diagnostic]:
-    """Return all diagnostics but those with this code, which must be in the table."""
+    """Return all diagnostics but those with this code, which must be in the table.
+
+    Code that judges again replaces a stored diagnostic this way.
+    """
     assert code in DIAGNOSTICS
     return [one for one in diagnostics if one.code != code]
 
 
 def _stored(value: object) -> str | int | float:
-    """Return a value as JSON stores it."""
+    """Return a finite number unchanged, so that it can rank; anything else as text."""
     is_number = isinstance(value, int | float) and math.isfinite(value)
     return value if is_number else str(value)  # type: ignore[return-value]

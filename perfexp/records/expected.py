@@ -1,4 +1,7 @@
-"""Expected points: expected.json, written when a run is prepared."""
+"""Expected points: expected.json, written when a run is prepared.
+
+`perfexp status` compares them with points.jsonl to show how much of a run is left.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ class Expected(msgspec.Struct, kw_only=True):
     """Points that a run will have, in plan order: timed points, cold starts, layers, profiles.
 
     Attributes:
+        keys: key of each point.
         point_seconds: estimated time for a timed point; None if the plan's settings do not limit
             it.
     """
@@ -29,6 +33,8 @@ class Expected(msgspec.Struct, kw_only=True):
     @classmethod
     def load(cls, path: Path) -> Expected | None:
         """Read expected.json; None in folders of older versions.
+
+        `perfexp status` reads it.
 
         Raises:
             UserError: the file cannot be read.

@@ -1,4 +1,7 @@
-"""Fact lookup: values of nested facts and plans by dotted place, and the device's vendor."""
+"""Fact lookup: values of nested facts and plans by dotted place, and the device's vendor.
+
+A record's facts and plan are nested dictionaries that may lack any entry.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,20 @@ _VENDORS = {"cuda": "nvidia", "mps": "apple"}
 
 
 def fact_at(facts: dict[str, Any], place: str) -> Any:
-    """Return the fact at a dotted place, such as `device.name`; None if there is none."""
+    """Return the fact at a dotted place, such as `device.name`; None if there is none.
+
+    Tables, comparisons and commands read records' environments and plans with it.
+    """
     for name in place.split("."):
         facts = facts.get(name) if isinstance(facts, dict) else None  # type: ignore[assignment]
     return facts
 
 
 def vendor(environment: dict[str, Any]) -> str:
-    """Return `nvidia`, `amd`, `apple` or another device kind, for example `cpu`.
+    """Return a record's device vendor: `nvidia`, `amd`, `apple`, or the device kind, such as `cpu`.
 
-    `unknown` without a device.
+    `unknown` without a device. Names of vendor files contain it, and comparisons of TF32 settings
+    depend on it.
     """
     if fact_at(environment, "device.rocm"):
         return "amd"

@@ -1,4 +1,7 @@
-"""Folders: find run and sweep files in and below a folder."""
+"""Folders: find run and sweep files in and below a folder.
+
+Commands such as `list`, `clean` and `export` find runs by their record.json or manifest this way.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _DEEPEST = 40
 def below(
     folder: Path, *names: str, refused: Callable[[OSError], None], deepest: int = _DEEPEST
 ) -> Iterator[Path]:
-    """Yield files with one of these names in and below a folder.
+    """Yield files with one of these names in and below a folder, parents before children.
 
     Links are skipped, and so are artifact folders and runs that are still being replaced
     (`--overwrite`).
@@ -55,11 +58,18 @@ def below(
 
 
 def run_folders(sweep: Sweep, folder: Path) -> Iterator[tuple[SweepChild, Path]]:
-    """Yield a sweep's runs and their folders, which may lie outside its own folder (stages)."""
+    """Yield a sweep's runs and their folders.
+
+    On a cluster, runs in a sweep of several stages may lie outside the sweep's own folder.
+    """
     for child in sweep.children:
         yield child, run_folder(child, folder)
 
 
 def run_folder(child: SweepChild | PlannedRun, folder: Path) -> Path:
-    """Return a run's folder, given its sweep's folder."""
-    return Path(os.path.normpath(os.path.join(folder, child.directory)))  # noqa: PTH118 (speed)
+    """Return a run's folder, given its sweep's folder.
+
+    Sweeps store their runs' folders relative to their own folder.
+    """
+    # os.path is several times as fast as Path.resolve, and sweeps may have thousands of runs
+    return Path(os.path.normpath(os.path.join(folder, child.directory)))  # noqa: PTH118

@@ -1,4 +1,9 @@
-"""Grid: a table of words for readers, as lines of text or as Markdown."""
+"""Grid: a table of words for readers, as lines of text or as Markdown.
+
+All tables on the console and in report.md are grids. Cells are finished texts. A table that is too
+wide is split: each further table repeats the key columns, which identify a row. Widths are in
+terminal cells; wide characters, such as Chinese, take two.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,7 @@ class Column:
     """Column of figures (flush right) or prose (flush left, may wrap).
 
     Args:
-        cells: one cell per row; empty for `Grid.of_cells`.
+        cells: one cell per row; empty if `Grid.of_cells` fills them later.
         rank: 0 for columns in the first table. If the width is short, the column with the highest
             rank moves to a further table first.
         is_key: whether it identifies the row; every further table repeats it.
@@ -50,7 +55,10 @@ class Column:
 
     @property
     def least_width(self) -> int:
-        """Return the smallest width in terminal cells."""
+        """Return the smallest width in terminal cells: the longest word, or figure, or title.
+
+        `Grid.parts` moves columns until this fits.
+        """
         cells = " ".join(self.cells).split() if self.prose else self.cells
         return max(map(cell_len, (self.title, *cells)))
 
@@ -66,14 +74,21 @@ class Column:
         return " " * (width - cell_len(text)) + text
 
     def chosen(self, rows: Sequence[bool]) -> Column:
-        """Return the column with only the chosen rows."""
+        """Return the column with the rows whose flag is set.
+
+        Args:
+            rows: one flag per row.
+        """
         column = copy(self)
         column.cells = tuple(compress(self.cells, rows))
         column.styles = list(compress(self.styles, rows))
         return column
 
     def escaped(self, width: int) -> Column:
-        """Return the column for Markdown; cells longer than `width` lose their middle."""
+        """Return the column for Markdown; cells longer than `width` lose their middle.
+
+        `Grid.markdown` shortens columns this way.
+        """
         column = copy(self)
         column.title = escape_markdown(self.title)
         column.cells = tuple(_shortened(cell, width) for cell in self.cells)
@@ -89,7 +104,7 @@ class Grid:
 
     @classmethod
     def of_rows(cls, rows: Sequence[Mapping[str, str]], *, figures: Collection[str] = ()) -> Self:
-        """Return a table from rows with cells by title.
+        """Return a table from rows with cells by title, all with the same titles.
 
         Args:
             figures: titles of figure columns; all others are prose.
@@ -103,14 +118,14 @@ class Grid:
     def of_cells(
         cls, columns: Sequence[Column], rows: Iterable[Iterable[str]], notes: Sequence[str] = ()
     ) -> Self:
-        """Return a table with columns that are filled row by row."""
+        """Fill columns row by row and return a table with them; without rows they stay empty."""
         for column, cells in zip(columns, zip(*rows, strict=True), strict=False):
             column.cells = cells
         return cls(columns, notes)
 
     @property
     def least_width(self) -> int:
-        """Return the smallest width in terminal cells."""
+        """Return the smallest width in terminal cells that splits no word, with gaps."""
         return sum(column.least_width for column in self.columns) + GAP * (len(self.columns) - 1)
 
     @property
@@ -121,7 +136,8 @@ class Grid:
     def widths(self, width: int) -> list[int]:
         """Return column widths that fill `width`; words are split only if `least_width` is larger.
 
-        Extra room first goes to columns that need little of it to avoid wrapping.
+        Extra room first goes to columns that need little of it to avoid wrapping. `text` wraps
+        prose to these widths.
         """
         widths, needs = [], []
         for column in self.columns:
@@ -140,13 +156,15 @@ class Grid:
         return list(zip(*map(attrgetter("cells"), self.columns), strict=True))
 
     def without_empty(self) -> Grid:
-        """Return the grid without empty columns."""
+        """Return the grid without columns in which every cell is empty."""
         return replace(self, columns=[column for column in self.columns if any(column.cells)])
 
     def split_common(self) -> tuple[list[str], Grid]:
         """Return columns with the same cell in all rows as lines, and a grid with the others.
 
-        The grid keeps the notes. It has no columns if only key columns, such as the size, remain.
+        A line is `TITLE: CELL`. The grid keeps the notes. It has no columns if only key columns,
+        such as the size, remain. Reports show figures that all points share as lines above the
+        table.
         """
         lines, rest, has_figures = [], list[Column](), False
         for column in self.columns:
@@ -162,8 +180,12 @@ class Grid:
     def parts(self, width: int, most_columns: int | None = None) -> list[Grid]:
         """Return the grid as tables that fit a width in terminal cells.
 
-        Columns without room follow in further tables. Each further table repeats the keys and only
-        has rows with figures in it. The tables have no notes.
+        Columns without room follow in further tables, those with the highest rank first. Each
+        further table repeats the keys and only has rows with figures in it. The tables have no
+        notes.
+
+        Args:
+            most_columns: limit on columns per table; None for no limit.
         """
         keys = [column for column in self.columns if column.is_key] or list(self.columns[:1])
         shown, moved = list(self.columns), list[Column]()
@@ -182,7 +204,10 @@ class Grid:
         return [Grid(shown), *further.parts(width, most_columns)]
 
     def text(self, width: int) -> list[Text]:
-        """Return the grid as lines, head first; prose wraps to fit a width in terminal cells."""
+        """Return the grid as lines, head first; prose wraps to fit a width in terminal cells.
+
+        The console prints the lines.
+        """
         widths = self.widths(width)
         titles = list(map(attrgetter("title"), self.columns))
         lines = self._wrapped(titles, ["bold"] * len(widths), widths)
@@ -194,11 +219,15 @@ class Grid:
     def _wrapped(
         self, cells: Sequence[str], styles: Sequence[str], widths: Sequence[int]
     ) -> list[Text]:
-        parts = []
+        """Return a row as lines, with cells wrapped to the column widths.
+
+        A line has all columns; cells that need fewer lines than others are padded.
+        """
+        wrapped = []
         for cell, size in zip(cells, widths, strict=True):
-            parts.append(textwrap.wrap(cell, size) if cell_len(cell) > size else [cell])
+            wrapped.append(textwrap.wrap(cell, size) if cell_len(cell) > size else [cell])
         lines = []
-        for texts in zip_longest(*parts, fillvalue=""):
+        for texts in zip_longest(*wrapped, fillvalue=""):
             padded = map(Column.padded, self.columns, texts, widths)
             line = Text(" " * GAP).join(map(Text, padded, styles))
             line.rstrip()
@@ -208,12 +237,14 @@ class Grid:
     def markdown(self) -> str:
         """Return the grid as narrow Markdown tables, each with the keys; notes become paragraphs.
 
-        Cells that are too long for a line lose their middle.
+        Cells that are too long for a line lose their middle. report.md, MLflow's descriptions and
+        comparison.md contain it.
         """
         widths = []
         for column in self.columns:
             if column.is_key:
                 widths.append(len(max(map(escape_markdown, column.cells), key=len)))
+        # shorten the longest keys until all keys of a row together fit their limit
         key_width = _KEY_WIDTH
         while key_width > 1 and sum(min(width, key_width) for width in widths) > _KEY_WIDTH:
             key_width -= 1
@@ -226,7 +257,7 @@ class Grid:
 
 
 class Commands(tuple[str, ...]):
-    """Command lines to copy."""
+    """Command lines to copy: lines of a `Section` that reports show as code, without wrapping."""
 
 
 class Section(NamedTuple):
@@ -245,6 +276,7 @@ def escape_markdown(text: str) -> str:
 
 
 def _shortened(text: str, width: int) -> str:
+    """Return a text escaped for Markdown; its middle becomes `…` if it is longer than `width`."""
     short = escape_markdown(text)
     half = min(len(text), width) // 2
     while len(short) > width and half:
@@ -254,6 +286,7 @@ def _shortened(text: str, width: int) -> str:
 
 
 def _markdown_table(grid: Grid) -> str:
+    """Return a grid with escaped cells as a Markdown table; figures are aligned right."""
     titles = map(attrgetter("title"), grid.columns)
     rule = ["---" if column.prose else "---:" for column in grid.columns]
     lines = map(" | ".join, (titles, rule, *grid.lines))

@@ -1,4 +1,9 @@
-"""Growth: how times scale with size and rates with batch, and which points break the trend."""
+"""Growth: how times scale with size and rates with batch, and which points break the trend.
+
+A sweep over input sizes gives a curve of seconds per call over pixels. `statistics.scaling` fits a
+constant plus a power of the pixels. Reports show the fit. Sizes far from it, and batches with fewer
+samples per second than smaller ones, get a diagnostic: they often ran a slower algorithm.
+"""
 
 from __future__ import annotations
 
@@ -73,41 +78,31 @@ class Odd:
     other: Key | None = None
 
 
-def scalings(known: Sequence[Row]) -> list[Scaling]:
-    """Return scaling models for groups of rows with at least four sizes."""
-    found = []
-    for group in _over_sizes(known):
+def scalings(rows: Sequence[Row]) -> list[Scaling]:
+    """Return scaling models for groups of rows that differ in size only, with at least four sizes.
+
+    Reports show them, and `odd_sizes` compares the sizes with them.
+
+    Args:
+        rows: a record's rows.
+    """
+    models = []
+    for group in _over_sizes(rows):
         keys = tuple(row.key for row in group)
         num_sizes = len({key.pixels for key in keys})
         if num_sizes < scaling.LEAST_SIZES:
             continue
-        largest = keys[-1].pixels
-        x, y, errors = list[float](), list[float](), list[float]()
-        wide = unknown = 0
-        for row in group:
-            median = _median(row)
-            width = median.relative_half_width
-            if width is None:
-                width = _ERROR_UNKNOWN
-                unknown += 1
-            elif width > _SCATTER_MOST:
-                wide += 1
-            x.append(row.key.pixels / largest)
-            y.append(median.value)
-            errors.append(width)
-        fit = scaling.fit_scaling(x, y, errors)
-        # why the medians do not show how the time grows
-        doubts, of = list[str](), f"of {len(group)} medians"
-        if num_sizes < _LEAST_SIZES:
-            doubts.append(f"{num_sizes} sizes are too few ({_LEAST_SIZES} at least)")
-        if unknown + wide > len(group) / 2:
-            if unknown:
-                doubts.append(f"{unknown} {of} have no interval")
-            if wide:
-                doubts.append(f"{wide} {of} are uncertain by more than {_SCATTER_MOST:.0%}")
+        medians = list(map(_median, group))
+        widths = [median.relative_half_width for median in medians]
+        fit = scaling.fit_scaling(
+            [key.pixels / keys[-1].pixels for key in keys],
+            [median.value for median in medians],
+            [_ERROR_UNKNOWN if width is None else width for width in widths],
+        )
+        doubts = _reasons_for_doubt(num_sizes, widths)
         if fit.scatter > _SCATTER_MOST:
             doubts.append(f"the times scatter by {fit.scatter:.0%}")
-        found.append(
+        models.append(
             Scaling(
                 key=keys[-1],
                 keys=keys,
@@ -116,27 +111,51 @@ def scalings(known: Sequence[Row]) -> list[Scaling]:
                 doubt=", ".join(doubts),
             )
         )
-    return found
+    return models
 
 
-def odd_sizes(known: Sequence[Row]) -> dict[Key, Odd]:
-    """Return sizes that are far from the scaling model, or slower than a larger size.
+def _reasons_for_doubt(num_sizes: int, widths: Sequence[float | None]) -> list[str]:
+    """Return why medians cannot show how a time grows: too few sizes, or uncertain medians.
+
+    Args:
+        widths: relative half-width of each median's interval; None without an interval.
+    """
+    doubts, subject = list[str](), f"of {len(widths)} medians"
+    if num_sizes < _LEAST_SIZES:
+        doubts.append(f"{num_sizes} sizes are too few ({_LEAST_SIZES} at least)")
+    unknown = widths.count(None)
+    wide = sum(width is not None and width > _SCATTER_MOST for width in widths)
+    if unknown + wide > len(widths) / 2:
+        if unknown:
+            doubts.append(f"{unknown} {subject} have no interval")
+        if wide:
+            doubts.append(f"{wide} {subject} are uncertain by more than {_SCATTER_MOST:.0%}")
+    return doubts
+
+
+def odd_sizes(rows: Sequence[Row]) -> dict[Key, Odd]:
+    """Return sizes that are far from the scaling model, or slower than a larger size, by key.
 
     As few sizes as possible are flagged: the one slow size, not every larger size that is faster.
+    Plots mark them, and `judge` makes diagnostics of them.
     """
-    found: dict[Key, Odd] = {}
-    for grown in scalings(known):
-        for index in grown.fit.far:
-            of = f"the fit over {len(grown.keys)} sizes (tolerated: ±{grown.fit.tolerance:.0%})"
-            found[grown.keys[index]] = Odd(ratio=1 + grown.fit.deviations[index], reference=of)
+    odd: dict[Key, Odd] = {}
+    for model in scalings(rows):
+        fit = model.fit
+        reference = f"the fit over {len(model.keys)} sizes (tolerated: ±{fit.tolerance:.0%})"
+        for index in fit.far:
+            odd[model.keys[index]] = Odd(ratio=1 + fit.deviations[index], reference=reference)
     # a time far above the fit is suspect itself: other times are not compared with it
-    for group in _over_sizes(known):
-        found |= _falling([row for row in group if row.key not in found])
-    return found
+    for group in _over_sizes(rows):
+        odd |= _falling([row for row in group if row.key not in odd])
+    return odd
 
 
 def kernels_of(record: Record) -> dict[Key, list[str]]:
-    """Return each timed point's kernels in execution order, if its layers were profiled."""
+    """Return each timed point's kernel names in execution order, if its layers were profiled.
+
+    `judge` compares an odd size's kernels with its neighbors' kernels.
+    """
     kernels: dict[Key, list[str]] = {}
     for point in record.points:
         if is_layers(point.key):
@@ -148,33 +167,43 @@ def kernels_of(record: Record) -> dict[Key, list[str]]:
 
 
 def judge(
-    known: Sequence[Row], kernels: Mapping[Key, Sequence[str]]
+    rows: Sequence[Row], kernels: Mapping[Key, Sequence[str]]
 ) -> dict[Key, tuple[Diagnostic, ...]]:
-    """Return diagnostics by point: odd sizes with evidence, and rates that fall as batches grow."""
+    """Return diagnostics by point: odd sizes with evidence, and rates that fall as batches grow.
+
+    `summary.rows` adds them to the rows.
+
+    Args:
+        rows: a record's rows.
+        kernels: kernel names by point, from `kernels_of`.
+    """
     raised: dict[Key, tuple[Diagnostic, ...]] = {}
-    odd = odd_sizes(known)
-    for group in _over_sizes(known):
+    odd = odd_sizes(rows)
+    for group in _over_sizes(rows):
         usual = [row for row in group if row.key not in odd]
         pixels = [row.key.pixels for row in usual]
         for row in group:
-            one = odd.get(row.key)
-            if one is None:
+            odd_size = odd.get(row.key)
+            if odd_size is None:
                 continue
             below = bisect_left(pixels, row.key.pixels)
             above = bisect_right(pixels, row.key.pixels)
-            # the adjacent sizes, if they exist
-            beside = [*usual[below - 1 : below], *usual[above : above + 1]]
-            texts = [_memory_evidence(row, beside), _kernel_evidence(row, beside, kernels)]
+            # the next smaller and next larger size, if they exist
+            neighbors = [*usual[below - 1 : below], *usual[above : above + 1]]
+            texts = [_memory_evidence(row, neighbors), _kernel_evidence(row, neighbors, kernels)]
             if row.processes > 1:
                 texts.insert(0, f"measured by {row.processes} processes")
             evidence = ", ".join(filter(None, texts))
             if evidence:
                 evidence = f": {evidence}"
-            found = diagnostics.make(
-                "scaling_unexpected", ratio=one.ratio, reference=one.reference, evidence=evidence
+            unexpected = diagnostics.make(
+                "scaling_unexpected",
+                ratio=odd_size.ratio,
+                reference=odd_size.reference,
+                evidence=evidence,
             )
-            raised[row.key] = (found,)
-    for key, diagnostic in _falling_rates(known):
+            raised[row.key] = (unexpected,)
+    for key, diagnostic in _falling_rates(rows):
         raised[key] = (*raised.get(key, ()), diagnostic)
     return raised
 
@@ -182,7 +211,8 @@ def judge(
 def is_clearly_below(rate: estimators.Interval, other: estimators.Interval) -> bool:
     """Return whether a rate is below another beyond both intervals.
 
-    If an interval is missing, the difference must exceed 10 %.
+    If an interval is missing, the difference must exceed 10 %. Sweeps use it to find the best run
+    and runs slower with more GPUs.
     """
     if rate.high is not None and other.low is not None:
         return rate.high < other.low
@@ -190,46 +220,56 @@ def is_clearly_below(rate: estimators.Interval, other: estimators.Interval) -> b
 
 
 def _falling(group: Sequence[Row]) -> dict[Key, Odd]:
-    """Return the fewest rows to remove so that no larger size takes less time.
+    """Return the fewest rows to remove so that no larger size takes less time, by key.
 
-    The row in most falls is removed first; if several tie, the slowest.
+    A fall is a pair of sizes of which the larger takes less time. The row in most falls is removed
+    first; if several tie, the slowest.
+
+    Args:
+        group: rows that differ in size only, smallest first.
     """
     medians = np.array([_median(row).value for row in group])
     falls = _falls(group, medians)
-    against = falls | falls.T
-    counts = against.sum(axis=0)
-    found: dict[Key, Odd] = {}
+    # symmetric: whether two rows are in a fall with each other
+    conflicts = falls | falls.T
+    counts = conflicts.sum(axis=0)
+    removed: dict[Key, Odd] = {}
     while counts.any():
         most = np.flatnonzero(counts == counts.max())
         odd = int(most[medians[most].argmax()])
-        others = np.flatnonzero(against[odd])
-        against[odd] = against[:, odd] = False
+        others = np.flatnonzero(conflicts[odd])
+        conflicts[odd] = conflicts[:, odd] = False
         counts[others] -= 1
         counts[odd] = 0
         row, other = group[odd], group[others[np.abs(others - odd).argmin()]]
         which = "larger" if other.key.pixels > row.key.pixels else "smaller"
         reference = f"the {which} size {other.key.size_label}, beyond both intervals"
-        found[row.key] = Odd(
+        removed[row.key] = Odd(
             ratio=float(medians[odd]) / _median(other).value, reference=reference, other=other.key
         )
-    return found
+    return removed
 
 
 def _falls(group: Sequence[Row], medians: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return whether each size (column) is clearly faster than a smaller size (row).
+    """Return whether each size (column) is clearly faster than a smaller size (row), (N, N).
 
-    The difference must exceed both intervals and the tolerance.
+    The difference must exceed both intervals and the tolerance. A median without an interval is
+    never clearly faster.
     """
-    known = list(map(_median, group))
-    lows = np.array([median.low for median in known], dtype=float)
-    highs = np.array([median.high for median in known], dtype=float)
+    intervals = list(map(_median, group))
+    # a missing end becomes NaN, and comparisons with NaN are false
+    lows = np.array([median.low for median in intervals], dtype=float)
+    highs = np.array([median.high for median in intervals], dtype=float)
     pixels = np.array([row.key.pixels for row in group])
     is_less = (highs < lows[:, None]) & (medians < ((1 - _FALL_TOLERANCE) * medians)[:, None])
     return is_less & (pixels > pixels[:, None])
 
 
 def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:
-    """Describe a peak memory far above both neighbors, a sign of another cuDNN algorithm."""
+    """Describe a peak memory far above both neighbors; empty without one.
+
+    It is a sign of another cuDNN algorithm, whose workspace is larger.
+    """
     own = row.value(PEAK_MEMORY)
     most = max((other.value(PEAK_MEMORY) or 0 for other in neighbors), default=0)
     if not own or not most or own < max(_WORKSPACE_FACTOR * most, most + _WORKSPACE_BYTES):
@@ -243,7 +283,10 @@ def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:
 def _kernel_evidence(
     row: Row, neighbors: Sequence[Row], kernels: Mapping[Key, Sequence[str]]
 ) -> str:
-    """Describe the first kernel that no neighbor launches; empty if there is none to report."""
+    """Describe the first kernel that no neighbor launches; empty if there is none to report.
+
+    Another kernel is a sign of another algorithm, which explains an odd time.
+    """
     profiled = [kernels[other.key] for other in neighbors if other.key in kernels]
     if not profiled:
         return ""
@@ -257,11 +300,12 @@ def _kernel_evidence(
     return first
 
 
-def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
-    """Yield batch sizes with clearly fewer samples per second than a smaller batch."""
-    for group in _grouped(
-        known, lambda row: (row.key.phase, row.key.input_size, row.key.precision)
-    ):
+def _falling_rates(rows: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
+    """Yield `rate_falls` for batch sizes with clearly fewer samples/s than a smaller batch.
+
+    A rate must fall beyond both intervals and by more than the tolerance.
+    """
+    for group in _grouped(rows, lambda row: (row.key.phase, row.key.input_size, row.key.precision)):
         rated = list[tuple[Key, estimators.Interval]]()
         for row in group:
             rate = row.own_interval("samples_per_second")
@@ -274,33 +318,34 @@ def _falling_rates(known: Iterable[Row]) -> Iterator[tuple[Key, Diagnostic]]:
             below, most = max(smaller, key=lambda other: other[1].value)
             if is_clearly_below(rate, most) and rate.value < (1 - _RATE_TOLERANCE) * most.value:
                 fastest, _ = max(rated, key=lambda other: other[1].value)
-                found = diagnostics.make(
+                diagnostic = diagnostics.make(
                     "rate_falls",
                     ratio=rate.value / most.value,
                     batch=below.batch_size,
                     fastest=fastest.batch_size,
                 )
-                yield key, found
+                yield key, diagnostic
 
 
 def _median(row: Row) -> estimators.Interval:
-    found = row.own_interval(row.time_kind or "")
-    assert found is not None
-    return found
+    """Return a row's median seconds per call, with its interval within the record."""
+    median = row.own_interval(row.time_kind or "")
+    assert median is not None
+    return median
 
 
-def _grouped(known: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
-    """Group the successful rows with a time above zero by a function of the row."""
+def _grouped(rows: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
+    """Return the successful rows with a time above zero, grouped by a function of the row."""
     groups: dict[Hashable, list[Row]] = {}
-    for each in known:
-        if each.status is Status.OK and each.time and each.time.median.value > 0:
-            groups.setdefault(by(each), []).append(each)
+    for row in rows:
+        if row.status is Status.OK and row.time and row.time.median.value > 0:
+            groups.setdefault(by(row), []).append(row)
     return list(groups.values())
 
 
-def _over_sizes(known: Iterable[Row]) -> list[list[Row]]:
+def _over_sizes(rows: Iterable[Row]) -> list[list[Row]]:
     """Return groups of rows that differ only in size, smallest first."""
     groups = _grouped(
-        known, lambda row: (row.time_kind, row.key.phase, row.key.batch_size, row.key.precision)
+        rows, lambda row: (row.time_kind, row.key.phase, row.key.batch_size, row.key.precision)
     )
     return [sorted(group, key=lambda row: row.key.pixels) for group in groups]

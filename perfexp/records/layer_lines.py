@@ -1,4 +1,9 @@
-"""Layer lines: read a point's layer lines (`facts["layers"]["lines"]`)."""
+"""Layer lines: read a point's layer lines (`facts["layers"]["lines"]`).
+
+A line is the device time of one layer in one pass, for example `forward` of `layer1.0.conv1`, as
+`record.Layers` describes it. Layer tables, plots, rooflines and comparisons read lines with these
+functions.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,11 @@ READABLE = 0.25
 
 
 def disagreement(*points: Point) -> Diagnostic | None:
-    """Return the diagnostic that reduces layer times to shares; None if the times are reliable."""
+    """Return the first diagnostic that makes layer times unreliable, so that only shares are shown.
+
+    For example, the layers together take longer than the call without profiling. None if the times
+    are reliable.
+    """
     for point in points:
         for doubt in point.doubts:
             if doubt.rule.leaves_shares:
@@ -22,12 +31,12 @@ def disagreement(*points: Point) -> Diagnostic | None:
 
 
 def seconds_of(line: Mapping[str, Any]) -> float:
-    """Return a line's median time, without the gap before it."""
+    """Return a line's median device time in seconds per call, without the gap before it."""
     return float(line["seconds"]["median"])
 
 
 def gap_of(line: Mapping[str, Any]) -> float:
-    """Return the median gap before a line, in seconds."""
+    """Return the median idle time of the device before a line, in seconds per call."""
     return float(line["gap_seconds"]["median"])
 
 
@@ -39,7 +48,11 @@ def pass_of(line: Mapping[str, Any]) -> str:
 
 
 def name_of(line: Mapping[str, Any]) -> str:
-    """Return the module path, followed by the operation if the line is one call in its code."""
+    """Return a line's name: the module path, for example `layer1.0.conv1`.
+
+    The operation follows if the line is one call in the module's own code (`layer1.0.add`). Device
+    time outside of modules is named after its operation alone.
+    """
     kind, key = str(line["kind"]), line["key"]
     if not isinstance(key, Mapping) or not key.get("path"):
         return kind

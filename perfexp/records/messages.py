@@ -1,4 +1,9 @@
-"""Messages from a worker to its parent process: JSON lines through a pipe."""
+"""Messages from a worker to its parent process: JSON lines through a pipe.
+
+The worker is the process that measures. It sends an event at the beginning and end of each point
+and between blocks of calls (`Events`). The parent checks it (`check`) and shows the progress.
+Results do not go through the pipe, but to points.jsonl.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +25,15 @@ UNTRAINED = "the training failed"
 def cut(text: str, most_bytes: int) -> str:
     """Return a text's beginning that takes at most `most_bytes` in a message.
 
-    Quotes and escapes count.
+    Quotes and escapes count. Ranks shorten error texts this way, as their messages are limited.
     """
+    # 2 is for the quotes, which each encoded letter and the whole text have
     ends = accumulate(len(json.dumps(letter)) - 2 for letter in text[:most_bytes])
     return text[: bisect_right(list(ends), most_bytes - 2)]
 
 
 class _Fields(msgspec.Struct):
-    """Event fields that are used, for all kinds of events."""
+    """Event fields that the parent uses, for all kinds of events."""
 
     event: str
     key: Key | None = None
@@ -53,7 +59,10 @@ _REQUIRED = {
 
 
 def check(event: dict[str, Any]) -> None:
-    """Raise `MessageError` for an event that lacks a field or has a field with the wrong type."""
+    """Raise `MessageError` for an event that lacks a field or has a field with the wrong type.
+
+    The parent checks each event from the pipe before it acts on it.
+    """
     try:
         fields = msgspec.convert(event, _Fields)
     except msgspec.ValidationError as error:
@@ -64,7 +73,11 @@ def check(event: dict[str, Any]) -> None:
 
 
 class Events:
-    """Sender of progress messages to the parent process; without a descriptor it sends nothing."""
+    """Sender of progress messages to the parent process; without a descriptor it sends nothing.
+
+    Attributes:
+        descriptor: pipe to the parent, opened for writing; None once the parent has terminated.
+    """
 
     def __init__(self, descriptor: int | None) -> None:
         self.descriptor, self._process = descriptor, os.getpid()
@@ -80,12 +93,20 @@ class Events:
             self.descriptor = None
 
     def end_copy(self) -> None:
-        """Exit if the measured code forked this process: only the original writes results."""
+        """Exit if the measured code forked this process: only the original writes results.
+
+        Such a copy would otherwise go on measuring and write every result a second time.
+        """
         if os.getpid() != self._process:
             os._exit(1)
 
     def block(self, text: str, **details: Any) -> None:
-        """Report the current activity."""
+        """Report the current activity between blocks of calls, for the progress display.
+
+        Args:
+            text: status line for users.
+            details: further event fields.
+        """
         self("block", text=text, **details)
 
     def point(self, key: Key) -> None:
@@ -93,5 +114,5 @@ class Events:
         self("point", key=msgspec.to_builtins(key))
 
     def done(self, key: Key, status: str) -> None:
-        """Report that a point has its result."""
+        """Report that a point has its result in points.jsonl."""
         self("done", key=msgspec.to_builtins(key), status=status)

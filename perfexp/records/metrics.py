@@ -1,4 +1,8 @@
-"""`perfexp.metric`: add a custom metric from a model, data set or probe to the current point."""
+"""`perfexp.metric`: add a custom metric from a model, data set or probe to the current point.
+
+Users call `metric` in their own code. The measuring procedure enters `collecting` around each point
+and each epoch, and stores the collected metrics with them.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from contextlib import contextmanager
 
 from perfexp.records.record import Metric
 
+#: Dictionaries of the `collecting` blocks that are entered now, innermost last.
 _open: list[dict[str, Metric]] = []
 
 
@@ -37,7 +42,10 @@ def metric(name: str, value: float | None, unit: str = "1") -> None:
 
 @contextmanager
 def collecting() -> Iterator[dict[str, Metric]]:
-    """Yield a dictionary that collects the metrics added while it is entered."""
+    """Yield a dictionary by name that collects the metrics added while it is entered.
+
+    Nested blocks, such as an epoch within a point, all collect a metric.
+    """
     metrics: dict[str, Metric] = {}
     _open.append(metrics)
     try:

@@ -1,4 +1,9 @@
-"""Old names: earlier names of settings and `_target_`s in commands, user files and stored plans."""
+"""Old names: earlier names of settings and `_target_`s in commands, user files and stored plans.
+
+Commands, YAML files and records from earlier versions stay usable: they are translated where they
+are read, and the rest of the package knows today's names only. `_target_` is the import path of
+the code that a node of a plan selects.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ from typing import Any
 
 #: Current setting names by earlier name.
 NAMES = {"replicate": "processes", "ttfp": "cold_start", "stopping.epsilon": "stopping.target"}
-#: Current modules and packages by earlier name, for the `_target_`s of perfexp's own code.
+#: Current modules and packages by earlier name, for `_target_`s of perfexp's own code.
 MOVED = {
     "perfexp.algorithms": "perfexp.convolution",
     "perfexp.modes": "perfexp.measuring.modes",
@@ -22,17 +27,24 @@ _OVERRIDE = re.compile(rf"^(?P<sign>[+~]{{0,2}})(?P<name>{'|'.join(map(re.escape
 
 
 def arguments_of_today(arguments: Sequence[str]) -> list[str]:
-    """Return a command line with current names: `["replicate=3"]` becomes `["processes=3"]`."""
-    return [
-        _OVERRIDE.sub(lambda found: found["sign"] + NAMES[found["name"]], text, count=1)
-        for text in arguments
-    ]
+    """Return a command line with current names: `["replicate=3"]` becomes `["processes=3"]`.
+
+    Every command line is translated before Hydra sees it.
+    """
+
+    def current(match: re.Match[str]) -> str:
+        return match["sign"] + NAMES[match["name"]]
+
+    return [_OVERRIDE.sub(current, text, count=1) for text in arguments]
 
 
 def plan_of_today(plain: Mapping[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:
     """Return a plan or configuration with current names.
 
+    Stored plans, records and user files are translated when they are read.
+
     Args:
+        plain: content as nested dictionaries, as YAML or JSON gives it.
         typed: keys that the user typed; an earlier name in a file does not override them.
     """
     renamed = _renamed(plain, NAMES, typed)
@@ -40,15 +52,24 @@ def plan_of_today(plain: Mapping[str, Any], typed: Collection[str] = ()) -> dict
 
 
 def plan_as_first_named(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a plan with the earlier names, which keep plan hashes equal across versions."""
-    renamed = _renamed(plain, {new: old for old, new in NAMES.items()})
-    first_places = {new: old for old, new in MOVED.items()}
-    return {key: _moved(node, first_places) for key, node in renamed.items()}
+    """Return a plan with the earliest names, from which its hash is computed.
+
+    Hashes then stay equal across versions, so a run can be resumed with a newer perfexp.
+    """
+    first_names = {new: old for old, new in NAMES.items()}
+    first_modules = {new: old for old, new in MOVED.items()}
+    renamed = _renamed(plain, first_names)
+    return {key: _moved(node, first_modules) for key, node in renamed.items()}
 
 
 def _renamed(
     plain: Mapping[str, Any], names: Mapping[str, str], typed: Collection[str] = ()
 ) -> dict[str, Any]:
+    """Return a plan with settings renamed; dotted names are settings in a group's node.
+
+    If the plan has both names, the old name's value wins unless it is None or the new name was
+    typed.
+    """
     renamed = dict(plain)
     for old, new in names.items():
         group, _, key = old.rpartition(".")
@@ -63,24 +84,24 @@ def _renamed(
     return renamed
 
 
-def _moved(node: Any, places: Mapping[str, str]) -> Any:
-    """Return a plan's node with each `_target_` in its other place."""
+def _moved(node: Any, modules: Mapping[str, str]) -> Any:
+    """Return a plan's node in which each `_target_`, at any depth, names the other module.
+
+    Args:
+        modules: new module or package by the one to replace.
+    """
     if isinstance(node, list):
-        return [_moved(item, places) for item in node]
+        return [_moved(item, modules) for item in node]
     if not isinstance(node, Mapping):
         return node
-    moved = {key: _moved(value, places) for key, value in node.items()}
+    moved = {key: _moved(value, modules) for key, value in node.items()}
     target = node.get("_target_")
     if isinstance(target, str):
-        moved["_target_"] = _moved_target(target, places)
+        for before, after in modules.items():
+            if target.startswith(f"{before}."):
+                moved["_target_"] = after + target.removeprefix(before)
+                break
     return moved
-
-
-def _moved_target(target: str, places: Mapping[str, str]) -> str:
-    for before, after in places.items():
-        if target.startswith(f"{before}."):
-            return after + target.removeprefix(before)
-    return target
 
 
 def _is_own(node: Mapping[str, Any]) -> bool:

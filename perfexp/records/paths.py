@@ -1,4 +1,9 @@
-"""Paths: the only module that knows the file names of runs and sweeps and how they are written."""
+"""Paths: the only module that knows the file names of runs and sweeps and how they are written.
+
+A run or sweep has a folder with its results and a `details` folder for files that only perfexp
+reads. There manifest.json lists all files that perfexp wrote. Files that it does not list belong to
+the user: perfexp neither replaces nor removes them. In older folders details lie beside results.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +50,11 @@ FINAL_WEIGHTS = "final_weights"
 
 
 def append_line(path: Path, line: bytes) -> None:
-    """Append one line of JSON and sync it to disk before returning.
+    """Append one line of JSON, newline included, and sync it to disk before returning.
 
-    A torn line left by a crash is cut off first. A line that only lacks its newline is complete and
-    stays, because readers have already accepted it.
+    points.jsonl is written this way, so a crash loses at most the line in progress. Such a torn
+    line is cut off by the next append. A line that only lacks its newline is complete and stays,
+    because readers have already accepted it.
 
     Raises:
         OSError: the path is not a regular file, or cannot be written.
@@ -72,6 +78,7 @@ def append_line(path: Path, line: bytes) -> None:
 
 
 def _is_json(text: bytes) -> bool:
+    """Return whether a line is complete JSON."""
     try:
         foreign.json_data(text)
     except ValueError:
@@ -80,19 +87,25 @@ def _is_json(text: bytes) -> bool:
 
 
 def is_artifact(name: str) -> bool:
-    """Return whether perfexp gives tables, plots, reports, profiles or checkpoints this name."""
+    """Return whether perfexp gives tables, plots, reports, profiles or checkpoints this name.
+
+    `perfexp clean` deletes such files only.
+    """
     return _ARTIFACT.fullmatch(name) is not None
 
 
 def folder_of(place: Path) -> Path:
-    """Return a folder itself, or a file's folder."""
+    """Return a folder itself, or a file's folder; commands accept either for a run."""
     if place.is_dir():
         return place
     return place.parent
 
 
 def home_of(file: Path) -> Path:
-    """Return the run or sweep folder that a file belongs to; the file may lie in its `details`."""
+    """Return the run or sweep folder that a file belongs to; the file may lie in its `details`.
+
+    Searches for runs find files, such as record.json or details/plan.yaml.
+    """
     if file.parent.name == DETAILS:
         return file.parent.parent
     return file.parent
@@ -101,7 +114,8 @@ def home_of(file: Path) -> Path:
 def is_own_place(name: str) -> bool:
     """Return whether a manifest may name this file.
 
-    It may lie in the run's folder, its details or its checkpoints.
+    It may lie in the run's folder, its details or its checkpoints. A manifest is a file that
+    anybody may have written, so it could name anything. Other names in it are ignored.
     """
     file = Path(name).name
     in_checkpoints = name == f"{CHECKPOINTS}/{file}" and is_artifact(file)
@@ -115,9 +129,12 @@ def refuse_link(folder: Path) -> None:
 
 
 class _Folder:
-    """Folder, possibly not created yet, with a manifest of all files that perfexp wrote there.
+    """Folder of a run or sweep, possibly not created yet, with a manifest of perfexp's files there.
 
     Attributes:
+        root: the folder.
+        details: folder for files that only perfexp reads; `root` in folders of older versions.
+        manifest: manifest.json.
         usual: files that are claimed from the start.
         lock: file that is locked while a process measures here.
         in_words: words before the folder in the message that it is in use.
@@ -134,14 +151,18 @@ class _Folder:
         if is_older or self.details.is_symlink():  # a link may lead anywhere
             self.details = self.root
         self.manifest = self.details / MANIFEST
+        #: Whether the folder was missing or empty before `create`.
         self._is_new = False
+        #: Folders that `create` made, innermost first; `withdraw` removes them.
         self._made: list[Path] = []
 
     def create(self, *, uid: str | None = None, sweep: str | None = None) -> None:
-        """Create the folder and its manifest.
+        """Create the folder and its manifest, before a run or sweep measures into it.
+
+        A folder that has a manifest keeps its identity, so a run can be resumed in it.
 
         Args:
-            uid: identity for a manifest without one; by default a new identity.
+            uid: identity for a new manifest; by default a random identity.
             sweep: identity of the sweep that starts this run, if any.
 
         Raises:
@@ -172,10 +193,10 @@ class _Folder:
             ) from error
 
     def withdraw(self) -> bool:
-        """Remove only the files and folders that this process created.
+        """Remove the files and folders that this process created, if a run ends without results.
 
         Returns:
-            whether the folder was new, so that nothing else is left in it.
+            whether the folder was new. Otherwise nothing is removed.
         """
         if not self._is_new:
             return False
@@ -190,18 +211,22 @@ class _Folder:
 
     @property
     def uid(self) -> str | None:
-        """Return the identity in the manifest, or None.
+        """Return the identity in the manifest, a random number; None if there is no manifest.
 
-        record.json, plan.yaml or sweep.json repeats it.
+        record.json, plan.yaml or sweep.json repeats it. A folder is perfexp's only if they agree.
         """
         return self._identity("perfexp")
 
     @property
     def sweep(self) -> str | None:
-        """Return the identity of the sweep that started the run, or None."""
+        """Return the identity of the sweep that started the run, or None.
+
+        Resuming and listing find by it which runs belong together.
+        """
         return self._identity("sweep")
 
     def _identity(self, name: str) -> str | None:
+        """Return a text entry of the manifest; None without one."""
         uid = self._manifest().get(name)
         if not isinstance(uid, str):
             return None
@@ -212,31 +237,43 @@ class _Folder:
 
         perfexp treats a file that is not in the manifest as somebody else's.
         """
-        known = self.claimed()
+        earlier = self.claimed()
         names = [path.relative_to(self.root).as_posix() for path in paths]
-        new = [name for name in names if name not in known]
+        new = [name for name in names if name not in earlier]
         if new:
-            self._write({**self._manifest(), "files": [*known, *new]})
+            self._write({**self._manifest(), "files": [*earlier, *new]})
 
     def remove_leftovers(self) -> None:
-        """Remove temporary files left by a crash; nobody else may be writing here."""
-        known = {self.manifest.name, *(Path(name).name for name in self.claimed())}
+        """Remove temporary files left by a crash; nobody else may be writing here.
+
+        `write_atomically` names a temporary file after its target: `.NAME.` and eight characters. A
+        run that begins calls it under the folder's lock.
+        """
+        claimed_names = {self.manifest.name, *(Path(name).name for name in self.claimed())}
         for folder in {self.root, self.details, self.root / CHECKPOINTS}:
             if folder.is_symlink() or not folder.is_dir():
                 continue
             for path in list(folder.iterdir()):
                 leftover = re.fullmatch(r"\.(.+)\.[a-z0-9_]{8}", path.name)
-                if leftover and leftover[1] in known and (path.is_symlink() or not path.is_dir()):
+                if (
+                    leftover
+                    and leftover[1] in claimed_names
+                    and (path.is_symlink() or not path.is_dir())
+                ):
                     path.unlink(missing_ok=True)
 
     def claimed(self) -> list[str]:
-        """Return the names in the manifest, relative to the run's folder."""
+        """Return the names of perfexp's files in the manifest, relative to the folder.
+
+        `perfexp clean` and `--overwrite` touch no other files.
+        """
         names = self._manifest().get("files")
         if not isinstance(names, list):
             return []
         return list(map(str, names))
 
     def _manifest(self) -> dict[str, Any]:
+        """Return the manifest's content; empty if it is missing or broken."""
         try:
             content = foreign.json_data(foreign.read_bytes(self.manifest, _MOST_MANIFEST_BYTES))
         except (OSError, ValueError):
@@ -246,6 +283,7 @@ class _Folder:
         return content
 
     def _write(self, manifest: dict[str, Any]) -> None:
+        """Write the manifest, so that a crash leaves either the earlier or the new one."""
         self.details.mkdir(exist_ok=True)
         write_atomically(self.manifest, json.dumps(manifest, indent=1).encode() + b"\n")
 
@@ -283,7 +321,10 @@ class _Folder:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def in_use(self) -> bool:
-        """Return whether a process is measuring here (see `locked`), without changing anything."""
+        """Return whether a process is measuring here (see `locked`), without changing anything.
+
+        `perfexp list`, `status` and `clean` call it.
+        """
         try:
             with os.fdopen(foreign.open_regular(self.lock, os.O_RDONLY), "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -295,7 +336,12 @@ class _Folder:
 
 
 class RunPaths(_Folder):
-    """Files in a run's folder; its log is its lock."""
+    """Files in a run's folder, whether they exist or not; the log is also the lock file.
+
+    Args:
+        root: the run's folder.
+        is_older: whether details lie beside the results, as in folders of older versions.
+    """
 
     in_words = "into"
 
@@ -322,7 +368,10 @@ class RunPaths(_Folder):
         )
 
     def replacement(self) -> RunPaths:
-        """Return the inner folder that `--overwrite` measures into; it shares log and lock."""
+        """Return the inner folder that `--overwrite` measures into; it shares log and lock.
+
+        The results move to the run's folder once all points are measured (`put_in_place`).
+        """
         inner = RunPaths(self.root / REPLACEMENT, is_older=self.details == self.root)
         refuse_link(inner.root)
         inner.log = inner.lock = self.log
@@ -352,7 +401,10 @@ class RunPaths(_Folder):
         inner.remove()
 
     def remove(self) -> None:
-        """Remove the results here, and the folder unless it has foreign files."""
+        """Remove the results here, and the folder unless it has foreign files.
+
+        `--overwrite` calls it for its inner folder.
+        """
         for path in [*self.results(), self.manifest]:
             path.unlink(missing_ok=True)
         for folder in (self.root / CHECKPOINTS, self.details, self.root):
@@ -360,18 +412,23 @@ class RunPaths(_Folder):
                 folder.rmdir()
 
     def results(self) -> list[Path]:
-        """Return the regular files here that the manifest names and that a run leaves behind."""
+        """Return the result files here: regular files in the manifest, without the log."""
         names = filter(self._is_result, self.claimed())
         return [self.root / name for name in names if foreign.is_regular(self.root / name)]
 
     def _is_result(self, name: str) -> bool:
-        """Return whether a run leaves a file with this name; its log is excluded as its lock."""
-        own = {path.name for path in (*self.usual, self.refusal) if path.name != self.log.name}
+        """Return whether this names a result file of a run.
+
+        The log is not a result: it is the lock and stays in place.
+        """
+        result_names = {
+            path.name for path in (*self.usual, self.refusal) if path.name != self.log.name
+        }
         file = Path(name).name
-        return is_own_place(name) and (file in own or is_artifact(file))
+        return is_own_place(name) and (file in result_names or is_artifact(file))
 
     def table(self, model: str, algorithm: str, what: str) -> Path:
-        """Return a CSV path, for example `MODEL_ALGORITHM_overall.csv`."""
+        """Return the path of a result table, for example `MODEL_ALGORITHM_overall.csv`."""
         return self.root / f"{safe_name(model)}_{safe_name(algorithm)}_{what}.csv"
 
     def checkpoint(self, model: str, data: str, what: str) -> Path:
@@ -384,7 +441,7 @@ class RunPaths(_Folder):
 
 
 class SweepPaths(_Folder):
-    """Files in a sweep's folder, including Hydra's own."""
+    """Files in a sweep's folder, including Hydra's own, whether they exist or not."""
 
     in_words = "the sweep in"
 
@@ -393,14 +450,17 @@ class SweepPaths(_Folder):
         self.summary = self.root / "sweep.json"
         self.table = self.root / "sweep.csv"
         self.plot = self.root / "sweep.png"
-        self.multirun = self.details / "multirun.yaml"
+        self.multirun = self.details / "multirun.yaml"  # Hydra's
         self.lock = self.details / "sweep.lock"
-        self.jobs = self.details / "jobs.jsonl"
+        self.jobs = self.details / "jobs.jsonl"  # jobs on a cluster
         self.job_logs = self.details / _JOB_LOGS
         self.usual = (self.summary, self.table, self.plot, self.lock, self.multirun)
 
     def sign(self, sweep: Sweep) -> None:
-        """Enter in the manifest that this user gave the sweep's command, in the current folder."""
+        """Enter in the manifest that this user gave the sweep's command, in the current folder.
+
+        The entry is signed with the user's key, so that resuming runs no one else's command.
+        """
         place = str(Path.cwd())
         mark = signature.of(_signed(sweep, place))
         self._write({**self._manifest(), "begun_in": place, "signature": mark})
@@ -415,7 +475,7 @@ class SweepPaths(_Folder):
         return place
 
     def make_job_logs(self) -> None:
-        """Create the folder for job output.
+        """Create the folder for the output of cluster jobs.
 
         Raises:
             UserError: it is a link, which may lead anywhere.
@@ -425,4 +485,5 @@ class SweepPaths(_Folder):
 
 
 def _signed(sweep: Sweep, place: str) -> bytes:
+    """Return the content that a sweep's signature covers: identity, folder and command."""
     return json.dumps(["sweep", sweep.uid, place, *sweep.command]).encode()

@@ -1,4 +1,9 @@
-"""Profile summary: profiled calls as sentences, tables and files."""
+"""Profile summary: profiled calls as sentences, tables and files.
+
+Profilers (torch.profiler, nsys, ncu, NVTX markers) store what they found in a point's
+`facts["profile"]`. Reports show it with these functions. Times are in seconds; a step is a profiled
+call.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +42,8 @@ _OWN_TIME = {
 
 
 class _Row(msgspec.Struct):
+    """Kernel or operator, with totals over all profiled calls; `share` is from 0 to 1."""
+
     name: str
     share: float
     seconds: float
@@ -44,6 +51,11 @@ class _Row(msgspec.Struct):
 
 
 class _Range(msgspec.Struct):
+    """Part of a call, such as `forward`: launched kernels, device busy time and span, in seconds.
+
+    The span is the time from the start of the first kernel to the end of the last.
+    """
+
     name: str
     kernels: float
     busy_seconds: float
@@ -51,7 +63,22 @@ class _Range(msgspec.Struct):
 
 
 class Profile(msgspec.Struct):
-    """Facts shown about a profile; a record is data, and may hold anything in them."""
+    """Facts shown about a profile; those that a profiler does not provide are None.
+
+    Attributes:
+        profiler: name of the tool.
+        files: names of its files in the run's folder.
+        steps: number of profiled calls.
+        warmup: number of calls before them.
+        kernels: kernels, the longest first; `kernel_names` is the number of all.
+        operators: operators, the longest first; `operator_names` is the number of all.
+        sorted_by: torch.profiler's sort column for the operators.
+        ranges: parts of a call.
+        commands: command lines that profile a marked call, by tool.
+        marked: names of the marked ranges.
+        kernels_in: number of kernels by part of a call.
+        empty: reasons why a report of nsys has no rows, by report.
+    """
 
     profiler: str
     version: Any = None
@@ -71,17 +98,23 @@ class Profile(msgspec.Struct):
 
 
 def profiles(record: Record) -> list[tuple[Point, Profile]]:
-    """Return profile points that have results, with their figures."""
-    found = []
+    """Return a record's profile points with their facts; points with malformed facts are left out.
+
+    A record is data from anywhere, so the facts may hold anything.
+    """
+    profile_points = []
     for point in record.points:
         if is_profile(point.key):
             with suppress(msgspec.ValidationError):
-                found.append((point, msgspec.convert(point.facts.get("profile"), Profile)))
-    return found
+                profile_points.append((point, msgspec.convert(point.facts.get("profile"), Profile)))
+    return profile_points
 
 
 def files(record: Record) -> list[str]:
-    """Return the names of profiler files in the run's folder."""
+    """Return the names of profiler files in the run's folder.
+
+    The run lists them among its artifacts.
+    """
     names: dict[str, None] = {}
     for _, profile in profiles(record):
         names |= dict.fromkeys(profile.files or ())
@@ -89,7 +122,10 @@ def files(record: Record) -> list[str]:
 
 
 def sentences(record: Record) -> list[str]:
-    """Return lines for each profile: tool, calls, duration and findings."""
+    """Return sentences for each profile: tool, calls, duration and findings.
+
+    Reports show them in the section `profile`.
+    """
     timed = {point.key: point for point in record.points}
     lines = []
     for name, point, profile in _named(record):
@@ -100,47 +136,67 @@ def sentences(record: Record) -> list[str]:
 
 
 def tables(record: Record) -> list[tuple[str, Grid]]:
-    """Return titled tables: kernels, operators, and launches for each part of a call."""
+    """Return titled tables: kernels, operators, and launches for each part of a call.
+
+    Reports show each as a section of its own.
+    """
     titled: list[tuple[str, Grid]] = []
     for name, _, profile in _named(record):
         by = f"by {profile.profiler}"
         if name:
             by += f" ({name})"
-        own = _OWN_TIME.get(profile.sorted_by or "")
+        meaning = _OWN_TIME.get(profile.sorted_by or "")
         steps = max(1, profile.steps or 1)
         if rows := profile.kernels:
             title = _top(rows, profile.kernel_names, f"kernels {by}")
             titled.append((title, ranked(rows, steps, "kernel", "per call")))
         if rows := profile.operators:
             title = _top(rows, profile.operator_names, f"operators {by}")
-            time = "self per call" if own else "per call"
-            titled.append((title, ranked(rows, steps, "operator", time, own)))
+            time = "self per call" if meaning else "per call"
+            titled.append((title, ranked(rows, steps, "operator", time, meaning)))
         if profile.ranges:
             titled.append((f"launches of each part, {by}", _ranges(profile.ranges[:_ROWS])))
     return titled
 
 
 def _top(rows: Sequence[_Row], names: int | None, what: str) -> str:
+    """Return a table's title, for example `top 10 of 85 kernels by nsys`."""
     return f"top {min(len(rows), _ROWS)} of {names or len(rows)} {what}"
 
 
 def commands(record: Record) -> list[str]:
-    """Return command lines that profile a marked call, without those that do something else."""
+    """Return command lines that profile a marked call, for users to copy.
+
+    A record may come from anybody, so lines that do anything else are left out.
+    """
     lines: list[str] = []
     for _, profile in profiles(record):
         for tool, line in (profile.commands or {}).items():
-            with suppress(ValueError):
-                words = shlex.split(str(line))
-                start = words.index("python")
-                is_plain = tool in _TOOLS and words[start:][:3] == ["python", "-m", "perfexp"]
-                is_plain &= all(map(_OPTION.fullmatch, words[1:start]))
-                is_plain &= all("=" in word or word[:1] in "~-" for word in words[start + 3 :])
-                if is_plain and foreign.command_line(words[1:], (tool,)) == line:
-                    lines.append(line)
+            if tool in _TOOLS and _is_harmless(str(line), tool):
+                lines.append(line)
     return lines
 
 
+def _is_harmless(line: str, tool: str) -> bool:
+    """Return whether a line is `TOOL [profile] --OPTION… python -m perfexp KEY=VALUE…`, no more.
+
+    A user may copy such a line without reading it.
+    """
+    try:
+        words = shlex.split(line)
+        start = words.index("python")
+    except ValueError:
+        return False
+    return (
+        words[start:][:3] == ["python", "-m", "perfexp"]
+        and all(map(_OPTION.fullmatch, words[1:start]))
+        and all("=" in word or word[:1] in "~-" for word in words[start + 3 :])
+        and foreign.command_line(words[1:], (tool,)) == line
+    )
+
+
 def _named(record: Record) -> list[tuple[str, Point, Profile]]:
+    """Return successful profiles with the label of the timed point; empty for a single profile."""
     profiled = []
     for point, profile in profiles(record):
         if point.status is Status.OK:
@@ -150,6 +206,12 @@ def _named(record: Record) -> list[tuple[str, Point, Profile]]:
 
 
 def _findings(point: Point, profile: Profile, timed: Point | None) -> Iterator[str]:
+    """Yield sentences about one profile: how it was made, its duration, kernels, empty reports.
+
+    Args:
+        point: profile point.
+        timed: point with the times without profiling; None if it was not measured.
+    """
     steps, warmup = profile.steps or 0, profile.warmup
     tool = " ".join(filter(None, (profile.profiler, str(profile.version or ""))))
     text = f"{tool} profiled {counted(steps, 'call')} after {warmup} warm-up calls"
@@ -173,13 +235,14 @@ def _findings(point: Point, profile: Profile, timed: Point | None) -> Iterator[s
 
 
 def ranked(rows: Sequence[Any], steps: int, what: str, time: str, note: str | None = None) -> Grid:
-    """Return a profile's first kernels or operators as a table.
+    """Return a profile's first kernels or operators as a table, with times per call.
 
     Args:
-        rows: objects with `name`, `count`, `seconds` and `share`.
+        rows: objects with `name`, `count`, `seconds` and `share`, totals over all profiled calls.
         steps: number of profiled calls.
         what: title of the name column, for example `kernel`.
         time: title of the time column, for example `per call`.
+        note: line below the table, if any.
     """
     columns = [
         Column("share"),
@@ -195,6 +258,10 @@ def ranked(rows: Sequence[Any], steps: int, what: str, time: str, note: str | No
 
 
 def _ranges(rows: Sequence[_Range]) -> Grid:
+    """Return a table of a call's parts: kernels, device busy time, and span.
+
+    Times are per call.
+    """
     columns = [
         Column("part", prose=True, is_key=True),
         Column("kernels"),
@@ -209,6 +276,7 @@ def _ranges(rows: Sequence[_Range]) -> Grid:
 
 
 def _short(name: str) -> str:
+    """Return a kernel or operator name in one line, without its return type and a long end."""
     text = one_line(name).removeprefix("void ")
     if len(text) > _LONGEST:
         return f"{text[: _LONGEST - 1]}…"

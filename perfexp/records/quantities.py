@@ -1,4 +1,9 @@
-"""Quantities: name, unit, title, format and meaning of each metric and time, in reference order."""
+"""Quantities: name, unit, title, format and meaning of each metric and time, in reference order.
+
+This is the registry: the code that measures a metric, all reports, CSV files, MLflow and the
+reference page take names and titles from here. Constants hold names (`ENERGY`), `of(metric)`
+returns the entry.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,12 @@ from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-#: Wildcard in a name, for example for a rank, a meter, a baseline, or a user's own name.
+#: Wildcard in the name of a family of quantities. It stands for a rank, meter or baseline.
 ANY = "*"
 
 
 class Pooled(Enum):
-    """How figures from several processes are combined."""
+    """How figures from the processes that measured a point are combined (`summary`)."""
 
     FIRST = auto()
     LARGEST = auto()
@@ -67,12 +72,21 @@ class Quantity(NamedTuple):
 
     @property
     def column(self) -> str:
-        """Return the column name in CSV files and tidy tables."""
+        """Return the column name in CSV files and tidy tables.
+
+        Names of metrics have a slash, which column names avoid.
+        """
         return self.csv or self.name.replace("/", "_")
 
 
 class Time(NamedTuple):
-    """Time of a call: a series with samples in seconds."""
+    """Time of a call: a series with samples in seconds.
+
+    Attributes:
+        title: name in tables and texts.
+        caption: explanation in plots.
+        meaning: sentence for the reference.
+    """
 
     title: str
     caption: str
@@ -113,7 +127,8 @@ def _quantity(name: str, meaning: str, *, unit: str = "", **further: Any) -> str
     """Declare a quantity and return its name.
 
     Args:
-        unit: unit, if the name does not end in it.
+        unit: unit, if the name does not end in it; by default `1`, a ratio or count.
+        further: other fields of the `Quantity`.
     """
     end = name.replace("/", "_").rpartition("_")[2]
     own_unit = unit or (end if end in _AT_END else "1")
@@ -151,11 +166,32 @@ FIRST_LOSS = _quantity("train/loss_first", "Loss in the first timed step")
 LAST_LOSS = _quantity("train/loss_last", "Loss in the last timed step")
 ACCURACY = _quantity(
     "accuracy",
-    "Top-1 accuracy, or share of correct pixels; with `epochs=N` from the last evaluation",
+    "Top-1 accuracy, or share of correct pixels; with `epochs=N` from the last evaluation, mean "
+    "over seeds",
     is_share=True,
 )
 BEST_ACCURACY = _quantity(
     "train/accuracy_best", "Highest accuracy in all evaluations", is_share=True
+)
+TARGET_ACCURACY = _quantity(
+    "train/target_accuracy", "`mode.train.target_accuracy`", is_apart=True, is_share=True
+)
+TIME_TO_ACCURACY = _quantity(
+    "time_to_accuracy_seconds",
+    "Training passes until an evaluation reaches `mode.train.target_accuracy`: median over seeds, "
+    "infinite for a seed that never does",
+    is_apart=True,
+)
+REACHED_SHARE = _quantity(
+    "train/reached_share",
+    "Share of seeds that reach it, with the Clopper-Pearson interval",
+    is_apart=True,
+    is_share=True,
+)
+TARGET_P = _quantity(
+    "train/target_p",
+    "One-sided p-value for a mean accuracy above it, by Student's t",
+    is_apart=True,
 )
 EVALUATION_SECONDS = _quantity("train/evaluation_seconds", "Time for all evaluations")
 CHECKPOINT_SECONDS = _quantity("train/checkpoint_seconds", "Time for writing checkpoints")
@@ -420,14 +456,14 @@ CONTENTION = _quantity(
 
 @lru_cache(maxsize=4096)
 def named(name: str, unit: str = "1") -> Quantity:
-    """Return the quantity with this name or the family it belongs to.
+    """Return the quantity with this name; for a family's member the family's entry with this name.
 
-    A user's own name gets a new quantity in `unit`.
+    A name that is not registered, such as a user's `custom/…`, gets a new quantity in `unit`.
     """
-    families = (
-        one for one in QUANTITIES.values() if ANY in one.name and fnmatchcase(name, one.name)
-    )
-    return QUANTITIES.get(name) or next(families, Quantity(name, unit, ""))._replace(name=name)
+    for quantity in QUANTITIES.values():
+        if fnmatchcase(name, quantity.name):
+            return quantity._replace(name=name)
+    return Quantity(name, unit, "")
 
 
 class HasUnit(Protocol):
@@ -438,12 +474,14 @@ class HasUnit(Protocol):
 
 
 def of(metric: HasUnit) -> Quantity:
-    """Return a metric's quantity."""
+    """Return a metric's quantity, by its name."""
     return named(metric.name, metric.unit)
 
 
 def member(family: str, part: object) -> str:
     """Return a name in a family, for example `ranks/0/samples_per_second`.
+
+    Code that measures builds the name of a rank's or baseline's metric with it.
 
     Args:
         family: name with a wildcard, such as `ranks/*/samples_per_second`.

@@ -1,4 +1,10 @@
-"""Races: engines that computed a point's convolutions, and times in `algorithm=fastest` races."""
+"""Races: engines that computed a point's convolutions, and times in `algorithm=fastest` races.
+
+An engine is one way to compute a convolution pass, such as a cuDNN algorithm. With
+`algorithm=fastest`, a race times all engines for each layer and pass before the calls are timed,
+and the fastest is chosen. Results are in a point's `facts["algorithm"]["layers"]`: each layer has
+its `passes`, each pass the `selected` engine and the `seconds` by engine.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +22,12 @@ BASELINES = ("default", "benchmark")
 #: Name parts of engines that multiply less than a direct convolution.
 _MULTIPLY_LESS = re.compile("winograd|fft")
 
-#: Layer and pass.
+#: Facts about a layer, and about one of its passes (forward, or a part of backward).
 LayerPass = tuple[Mapping[str, Any], Mapping[str, Any]]
 
 
 def passes(point: Point, group: str = "algorithm") -> Iterator[LayerPass]:
-    """Yield layers with their passes; records of earlier versions have none.
+    """Yield facts about each layer and pass of a point; records of earlier versions have none.
 
     Args:
         group: `algorithm`, or `attention` for a model's shapes of attention.
@@ -32,52 +38,75 @@ def passes(point: Point, group: str = "algorithm") -> Iterator[LayerPass]:
 
 
 def saving_engines(point: Point) -> list[str]:
-    """Return a point's engines that multiply less than a direct convolution."""
+    """Return a point's engines that multiply less than a direct convolution: Winograd and FFT.
+
+    Their FLOP rate and MFU, which count a direct convolution's FLOPs, are too high.
+    """
     engines = dict.fromkeys(str(one_pass["selected"]) for _, one_pass in passes(point))
     return list(filter(_MULTIPLY_LESS.search, engines))
 
 
 def is_own_choice(selected: object, status: object) -> bool:
-    """Return whether torch's own, unobserved choice computed a pass as requested."""
+    """Return whether torch's own, unobserved choice computed a pass as requested.
+
+    Such passes count as covered, but not as proven.
+    """
     return selected in BASELINES and status == "ok"
 
 
 def own_choice_share(point: Point) -> float:
-    """Return the share of convolution FLOPs by torch's own choice; 0 without convolutions."""
+    """Return the share, 0 to 1, of convolution FLOPs computed by torch's own choice of algorithm.
+
+    0 without convolutions.
+    """
     return _flops_share(point, is_own_choice) or 0.0
 
 
 def proven_share(point: Point) -> float | None:
-    """Return the share of convolution FLOPs by a proven algorithm; None for older records."""
+    """Return the share, 0 to 1, of convolution FLOPs computed by a proven algorithm.
+
+    None for older records, which do not list passes.
+    """
     return _flops_share(
         point, lambda selected, status: status == "ok" and not is_own_choice(selected, status)
     )
 
 
 def _flops_share(point: Point, condition: Callable[[object, object], bool]) -> float | None:
-    total = known = 0
+    """Return the share of FLOPs in passes that meet a condition on engine and status.
+
+    None without FLOPs.
+    """
+    total = share = 0
     for _, one_pass in passes(point):
         flops = one_pass.get("flops") or 0
         total += flops
         if condition(one_pass.get("selected"), one_pass.get("status")):
-            known += flops
+            share += flops
     if total:
-        return known / total
+        return share / total
     return None
 
 
 def timed_passes(point: Point, group: str = "algorithm") -> list[LayerPass]:
-    """Return layers with their raced passes; `group` as in `passes`."""
-    return [each for each in passes(point, group) if each[1]["seconds"]]
+    """Return facts about each layer and pass that was raced; `group` as in `passes`.
+
+    Reports and `promised` use only these.
+    """
+    return [(layer, one_pass) for layer, one_pass in passes(point, group) if one_pass["seconds"]]
 
 
 def seconds_of(
     one_pass: Mapping[str, Any], engine: str, launching: str | None = None
 ) -> Interval | None:
-    """Return an engine's time in the race; None if it did not take part.
+    """Return an engine's seconds per call in the race; None if it did not take part.
+
+    Records of earlier versions have no intervals.
 
     Args:
-        launching: how the raced calls were launched; by default as in the race that decided.
+        one_pass: facts about a pass.
+        launching: how the raced calls were launched, kernel by kernel or as a CUDA graph; by
+            default as in the race that decided.
     """
     raced = one_pass.get("races", {}).get(launching or one_pass.get("launching"), {}).get(engine)
     if raced is not None:
@@ -91,28 +120,32 @@ def seconds_of(
 
 
 def sums(timed: Iterable[LayerPass]) -> dict[str, Interval]:
-    """Return the summed time of all isolated convolution calls, by engine.
+    """Return the seconds of all of a model's convolutions, each timed alone, by engine.
 
     Keys are `chosen` and each baseline that ran in all races. Equal convolutions share a race and
     its error; errors in different races are independent.
     """
-    totals, races = {}, _distinct(timed)
+    totals, races = {}, _distinct_races(timed)
     for name in ("chosen", *BASELINES):
         value, errors = 0.0, []
         for calls, race in races:
-            time = seconds_of(race, _engine(race, name))
+            time = seconds_of(race, str(race["selected"]) if name == "chosen" else name)
             if time is None:
                 break
             value += calls * time.value
-            errors.append(calls * _error(time))
+            errors.append(calls * _half_width(time))
         else:
             if races:
-                totals[name] = _around(value, errors)
+                totals[name] = _with_errors(value, errors)
     return totals
 
 
 def promised(timed: Iterable[LayerPass]) -> dict[str, Interval]:
-    """Return each baseline's time divided by the chosen engines' time, from `sums`."""
+    """Return the speedup over each baseline that the races promise for the convolutions.
+
+    It is the baseline's sum divided by the chosen engines' sum (see `sums`). Baselines that did not
+    run in all races are left out.
+    """
     layers = list(timed)
     totals, ratios = sums(layers), {}
     for baseline in BASELINES:
@@ -120,20 +153,24 @@ def promised(timed: Iterable[LayerPass]) -> dict[str, Interval]:
             continue
         chosen = totals["chosen"].value
         ratio, errors = totals[baseline].value / chosen, []
-        for calls, race in _distinct(layers):
-            own = seconds_of(race, _engine(race, "chosen"))
-            other = seconds_of(race, baseline)
-            assert own is not None and other is not None  # both have a sum
-            error = math.hypot(_error(other), ratio * _error(own))
+        for calls, race in _distinct_races(layers):
+            chosen_time = seconds_of(race, str(race["selected"]))
+            baseline_time = seconds_of(race, baseline)
+            assert chosen_time is not None and baseline_time is not None  # both have a sum
+            # error propagation for the ratio of two independent times
+            error = math.hypot(_half_width(baseline_time), ratio * _half_width(chosen_time))
             if race["selected"] == baseline:  # then both have the same error
-                error = (1 - ratio) * _error(own)
+                error = (1 - ratio) * _half_width(chosen_time)
             errors.append(calls * error / chosen)
-        ratios[baseline] = _around(ratio, errors)
+        ratios[baseline] = _with_errors(ratio, errors)
     return ratios
 
 
-def _distinct(timed: Iterable[LayerPass]) -> list[tuple[int, Mapping[str, Any]]]:
-    """Return each race's number of calls and pass."""
+def _distinct_races(timed: Iterable[LayerPass]) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return each race's number of convolution calls in the model, and the facts about its pass.
+
+    Equal convolutions have one race; its seconds identify it.
+    """
     calls: Counter[Any] = Counter()
     races: dict[Any, Mapping[str, Any]] = {}
     for layer, one_pass in timed:
@@ -143,20 +180,18 @@ def _distinct(timed: Iterable[LayerPass]) -> list[tuple[int, Mapping[str, Any]]]
     return [(calls[key], race) for key, race in races.items()]
 
 
-def _engine(race: Mapping[str, Any], name: str) -> str:
-    if name == "chosen":
-        return str(race["selected"])
-    return name
-
-
-def _error(interval: Interval) -> float:
+def _half_width(interval: Interval) -> float:
     """Return half the width of an interval; NaN without an interval."""
     if interval.low is None or interval.high is None:
         return math.nan
     return (interval.high - interval.low) / 2
 
 
-def _around(value: float, errors: list[float]) -> Interval:
+def _with_errors(value: float, errors: list[float]) -> Interval:
+    """Return a sum with its interval, from the independent half-widths of its terms.
+
+    Without an interval if any half-width is NaN.
+    """
     half = math.hypot(*errors)
     if math.isnan(half):
         return Interval(value=value, low=None, high=None)

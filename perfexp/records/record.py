@@ -1,4 +1,10 @@
-"""Record: a run's result as versioned JSON: samples, metrics, diagnostics and environment."""
+"""Record: a run's result as versioned JSON: samples, metrics, diagnostics and environment.
+
+A run measures points: one for each phase (training, inference, …), input size, batch size,
+precision and process. The worker appends each `Point` to points.jsonl as soon as it is measured.
+At the end the parent process puts them into one `Record`, record.json. Reports, comparisons and
+predictions read only these files, so every file is checked while it is read.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +31,22 @@ SCHEMA_VERSION = 1
 
 #: Limits on stored numbers, far beyond any measurement: sums, ratios and squares cannot overflow.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-_Positive = Annotated[float, msgspec.Meta(gt=1e-15, le=1e9)]
+_PositiveSeconds = Annotated[float, msgspec.Meta(gt=1e-15, le=1e9)]
 _Value = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 _Work = Annotated[int, msgspec.Meta(ge=0, le=2**62)] | None
 CountFromOne = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
-_Several = msgspec.Meta(max_length=2000)
-_MOST_SAMPLES = 20_000_000
+_LimitedLength = msgspec.Meta(max_length=2000)
+_MOST_SAMPLES = 20_000_000  # in a whole record
 
 
 class Status(StrEnum):
-    """Final status of a point or of a run."""
+    """Final status of a point or of a run.
+
+    `oom` is out of memory. `oom_predicted` was not tried, because a smaller point ran out of memory
+    or its traced peak exceeds the device. `unsupported` is a combination that model, algorithm or
+    device refuse. `killed` is a worker that died, and `timeout` a worker that sent no progress.
+    """
 
     OK = "ok"
     OOM = "oom"
@@ -47,7 +58,7 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"
 
 
-#: Phases with timed calls, and the suffixes of their layer and trial phases.
+#: Phases with timed calls, and the suffixes of their layer and trial phases (see `Key`).
 TIMED = ("train", "inference")
 _LAYERS, _TRIAL = "_layers", "_trial"
 #: Batch size while the largest that fits is searched for (batch_size=max).
@@ -82,12 +93,18 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def is_timed(self) -> bool:
-        """Return whether this point's calls are timed."""
+        """Return whether the phase is `train` or `inference`, so that the point's calls are timed.
+
+        Only such points appear as rows in reports and comparisons.
+        """
         return self.phase in TIMED
 
     @property
     def size_label(self) -> str:
-        """Return the size as a label: `224` for a square, otherwise `512x1024` (height × width)."""
+        """Return the size as a label: `224` for a square, otherwise `512x1024` (height × width).
+
+        Tables, labels and file names show it.
+        """
         height, width = self.input_size
         if height == width:
             return str(height)
@@ -102,7 +119,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def pixels(self) -> int:
-        """Return height times width."""
+        """Return the pixels of an input: height times width."""
         return self.input_size[0] * self.input_size[1]
 
     def __str__(self) -> str:
@@ -114,37 +131,49 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 def without_replicate(key: Key) -> Key:
-    """Return the key of the same point in the first process."""
+    """Return the key of the same point in the first process, to group a point's processes."""
     return msgspec.structs.replace(key, replicate=0)
 
 
 def layers_key(key: Key) -> Key:
-    """Return the key for a timed point's layers."""
+    """Return the key of the layer point, which has the layer times of a timed point."""
     return msgspec.structs.replace(key, phase=key.phase + _LAYERS)
 
 
 def timed_key(key: Key) -> Key:
-    """Return the key of the timed point that a layer point belongs to."""
+    """Return the key of the timed point that a layer point belongs to.
+
+    Layers are shown with the name and the times of that point.
+    """
     return msgspec.structs.replace(key, phase=key.phase.removesuffix(_LAYERS))
 
 
 def is_layers(key: Key) -> bool:
-    """Return whether a key identifies a layer point."""
+    """Return whether a key identifies a layer point, which has the layer times of another point."""
     return key.phase.endswith(_LAYERS)
 
 
 def trial_key(key: Key) -> Key:
-    """Return the key for trying whether a timed point's batch fits."""
+    """Return the key for trying whether a timed point's batch fits (`batch_size=max`).
+
+    All processes use the trials of the first, so the replicate is 0.
+    """
     return msgspec.structs.replace(key, phase=key.phase + _TRIAL, replicate=0)
 
 
 def is_trial(key: Key) -> bool:
-    """Return whether a key identifies a trial."""
+    """Return whether a key identifies a trial.
+
+    Reports and supervision leave trials out, because they only try whether a batch fits.
+    """
     return key.phase.endswith(_TRIAL)
 
 
 def tried_key(key: Key) -> Key:
-    """Return the key of the timed point that a trial belongs to."""
+    """Return the key of the timed point that a trial belongs to.
+
+    The worker runs one call of that point to try the batch.
+    """
     return msgspec.structs.replace(key, phase=key.phase.removesuffix(_TRIAL))
 
 
@@ -196,7 +225,10 @@ class Series(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def measured(self) -> list[float]:
-        """Return the samples without the warm-up."""
+        """Return the samples without the warm-up, in seconds per call, in measured order.
+
+        Statistics use only these.
+        """
         return self.samples[self.warmup :]
 
 
@@ -217,7 +249,7 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """
 
     number: CountFromOne
-    seconds: _Positive
+    seconds: _PositiveSeconds
     samples_per_second: _Value
     loss: _Value | None = None
     learning_rate: _Value | None = None
@@ -233,12 +265,9 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def figures(self) -> dict[str, float | None]:
-        """Return all figures by name; custom metrics are named `custom/NAME`."""
-        own = {
-            name: getattr(self, name)
-            for name in self.__struct_fields__
-            if name not in ("number", "metrics")
-        }
+        """Return all figures by name, for tables and MLflow; custom metrics are `custom/NAME`."""
+        fields = [name for name in self.__struct_fields__ if name not in ("number", "metrics")]
+        own = {name: getattr(self, name) for name in fields}
         return own | {metric.name: metric.value for metric in self.metrics}
 
 
@@ -265,17 +294,25 @@ class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     @classmethod
     def of(cls, name: str, value: float | None, **further: Any) -> Metric:
-        """Return a registered metric, with the unit from its name."""
+        """Return a metric with the unit that the registry in `quantities` has for its name.
+
+        Args:
+            further: other fields of the metric, such as `reason` or `low` and `high`.
+        """
         return cls(name=name, value=value, unit=quantities.named(name).unit, **further)
 
 
 class _LayerKey(msgspec.Struct):
+    """Pass (`forward`, …), module path, and number of a call in the module's own code."""
+
     which: str
     path: str | None = None
     operation: Count | None = None
 
 
 class _Spread(msgspec.Struct):
+    """Statistics over the profiled calls, with the median's 95 % confidence interval."""
+
     mean: Seconds
     median: Seconds
     low: Seconds | None
@@ -283,6 +320,19 @@ class _Spread(msgspec.Struct):
 
 
 class _Layer(msgspec.Struct):
+    """Line for a layer in one pass, or for device time outside all layers (`key` is None).
+
+    Attributes:
+        kind: operation, for example `Conv2d`.
+        seconds: device time per call.
+        gap_seconds: idle device time before the layer, per call.
+        share: share of all layers' time, from 0 to 1.
+        inputs: shapes of the input tensors.
+        outputs: shapes of the output tensors.
+        convolution: parameters of a convolution, such as `kernel_size`.
+        kernels: seconds by kernel name.
+    """
+
     key: _LayerKey | None
     kind: str
     seconds: _Spread
@@ -302,10 +352,16 @@ class _Layer(msgspec.Struct):
 
 
 class Layers(msgspec.Struct):
-    """Content of `facts["layers"]` that readers rely on, from `measuring.layers.table`."""
+    """Content of `facts["layers"]` that readers rely on, from `measuring.layers.table`.
+
+    Attributes:
+        method: how the layers were timed.
+        call_seconds: duration of each profiled call.
+        lines: layers in execution order.
+    """
 
     method: str
-    call_seconds: Annotated[list[_Positive], msgspec.Meta(min_length=1)]
+    call_seconds: Annotated[list[_PositiveSeconds], msgspec.Meta(min_length=1)]
     lines: list[_Layer]
 
 
@@ -339,19 +395,19 @@ class Point(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     status: Status
     error: str | None = None
     series: list[Series] = []
-    metrics: Annotated[list[Metric], _Several] = []
+    metrics: Annotated[list[Metric], _LimitedLength] = []
     epochs: Annotated[list[Epoch], msgspec.Meta(max_length=100_000)] = []
-    doubts: Annotated[list[Diagnostic], _Several] = []
+    doubts: Annotated[list[Diagnostic], _LimitedLength] = []
     facts: dict[str, Any] = {}
     started: str | None = None
     wall_seconds: Seconds | None = None
 
     def find_series(self, name: str) -> Series | None:
-        """Return the series with this name, or None."""
+        """Return the series with this name, or None if it was not measured."""
         return next((series for series in self.series if series.name == name), None)
 
     def metric(self, name: str) -> Metric | None:
-        """Return the metric with this name, or None."""
+        """Return the metric with this name, or None if the point has no such metric."""
         return next((metric for metric in self.metrics if metric.name == name), None)
 
 
@@ -438,12 +494,17 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return type(self).text(self)
 
     def to_json(self) -> bytes:
-        """Return the record as indented JSON."""
+        """Return the record as indented JSON.
+
+        The parent process writes it as record.json when a run ends.
+        """
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
     @classmethod
     def from_json(cls, text: bytes, source: str = "record.json") -> Record:
         """Read a record with this or an earlier schema version.
+
+        Earlier names in its plan are replaced by today's.
 
         Args:
             source: file name for error messages.
@@ -459,7 +520,7 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
                     f"{SCHEMA_VERSION}. Update perfexp."
                 )
             record = foreign.from_json(text, cls)
-            _check(record.points)
+            _check_facts(record.points)
             _check_points(record.points)
             record.plan = old_names.plan_of_today(record.plan)
         except foreign.DECODING_ERRORS as error:
@@ -484,15 +545,20 @@ class Record(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class _Version(msgspec.Struct):
+    """Schema version of a record, read before anything else in it."""
+
     schema_version: CountFromOne
 
 
-def _check(points: Sequence[Any]) -> None:
-    """Raise `msgspec.ValidationError` for malformed layers or profiles, or for too many samples."""
-    if (
-        sum(len(series.samples) for point in points for series in getattr(point, "series", ()))
-        > _MOST_SAMPLES
-    ):
+def _check_facts(points: Sequence[Any]) -> None:
+    """Raise `msgspec.ValidationError` for malformed layers or profiles, or for too many samples.
+
+    Points may be of any type that `points_from_lines` decodes, so fields may be missing.
+    """
+    num_samples = 0
+    for point in points:
+        num_samples += sum(len(series.samples) for series in getattr(point, "series", ()))
+    if num_samples > _MOST_SAMPLES:
         raise msgspec.ValidationError(f"it has more than {_MOST_SAMPLES:,} samples")
     for point in points:
         for name in _FACTS.keys() & getattr(point, "facts", {}).keys():
@@ -500,7 +566,10 @@ def _check(points: Sequence[Any]) -> None:
 
 
 def _check_points(points: Sequence[Point]) -> None:
-    """Raise `msgspec.ValidationError` for a duplicate point or a metric in the wrong unit."""
+    """Raise `msgspec.ValidationError` for a duplicate point or a metric in the wrong unit.
+
+    Units are fixed by the registry of quantities.
+    """
     for key, number in Counter(point.key for point in points).items():
         if number > 1:
             raise msgspec.ValidationError(f"it has {key} twice")
@@ -514,7 +583,10 @@ def _check_points(points: Sequence[Point]) -> None:
 
 
 def point_to_line(point: Point) -> bytes:
-    """Encode a point as one line of points.jsonl; lone surrogates become question marks."""
+    """Encode a point as one line of points.jsonl, newline included.
+
+    Lone surrogates, which UTF-8 cannot encode, become question marks.
+    """
     try:
         return msgspec.json.encode(point) + b"\n"
     except UnicodeEncodeError:  # for example in an error text
@@ -525,8 +597,11 @@ def point_to_line(point: Point) -> bytes:
 def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
     """Decode lines of a points.jsonl. A truncated last line is skipped.
 
+    Runs in progress are read this way, too.
+
     Args:
-        kind: type to decode, with some or all of a point's fields.
+        kind: type to decode, with some or all of a point's fields. Callers that need only a few
+            fields, such as the status, pass their own type, which decodes faster.
 
     Raises:
         UserError: a line is invalid.
@@ -535,7 +610,7 @@ def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
     *complete, rest = text.split(b"\n")
     try:
         points = [decoder.decode(line) for line in complete if line.strip()]
-        _check(points)
+        _check_facts(points)
     except foreign.DECODING_ERRORS as error:
         raise UserError(f"points.jsonl has a line that is not a point: {error}.") from error
     with suppress(*foreign.DECODING_ERRORS):  # the last line may be empty or truncated by a crash
@@ -545,6 +620,8 @@ def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
 
 def read_points(path: Path) -> list[Point]:
     """Read a points.jsonl; a missing file has no points.
+
+    Resuming, supervision and dry runs see this way what has been measured.
 
     Raises:
         UserError: the file cannot be read.
@@ -558,17 +635,23 @@ def read_points(path: Path) -> list[Point]:
 
 
 def missing(keys: Iterable[Key], path: Path) -> list[Key]:
-    """Return the keys without a result in a points.jsonl."""
+    """Return the keys without a result in a points.jsonl, for example to resume a run."""
     done = {point.key for point in read_points(path)}
     return [key for key in keys if key not in done]
 
 
 def timestamp() -> str:
-    """Return the current time in the format that records use."""
+    """Return the current time in the format that records use.
+
+    The time zone is UTC, in milliseconds.
+    """
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def overall_status(points: Iterable[Point]) -> Status:
-    """Return `ok` if all points are ok, else the first other status; `failed` without points."""
+    """Return a run's status from its points when the record is assembled.
+
+    It is `ok` if all points are ok, otherwise the first other status; `failed` without points.
+    """
     statuses = [point.status for point in points] or [Status.FAILED]
     return next((status for status in statuses if status is not Status.OK), Status.OK)

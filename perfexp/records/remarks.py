@@ -1,19 +1,27 @@
-"""Remarks: lines that every report adds to the figures: diagnostics, scaling and failures."""
+"""Remarks: lines that reports add to the figures: diagnostics, notes, scaling and failures.
+
+Console, report.md and MLflow show the same lines: diagnostics of a run grouped by code, definitions
+of the metrics in a table, how times grow with size, and points that failed.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from perfexp.records import quantities
 from perfexp.records.analysis import Analysis
-from perfexp.records.diagnostics import Diagnostic
+from perfexp.records.diagnostics import Diagnostic, has
 from perfexp.records.messages import UNTRAINED
 from perfexp.records.profile_keys import is_profile, profiled_key
-from perfexp.records.record import Key, Record, Status, without_replicate
-from perfexp.records.subject import distinguishing, label, one_line, varying
+from perfexp.records.quantities import FOLLOWING, Pooled
+from perfexp.records.record import Key, Metric, Record, Status, without_replicate
+from perfexp.records.rows import Row
+from perfexp.records.subject import distinguishing, label, number_format, one_line, varying
+from perfexp.records.summary import by_point, pooled_speedup
 from perfexp.records.units import counted
-from perfexp.records.wording import scaling_text
+from perfexp.records.wording import metric_title, percent, scaling_text
 
 #: Diagnostics with the label of the place where they were raised.
 Placed = tuple[str, Sequence[Diagnostic]]
@@ -23,7 +31,12 @@ Placed = tuple[str, Sequence[Diagnostic]]
 class Raised:
     """Diagnostics with the same code and help, worst first, one for each place.
 
-    Diagnostics about the whole run have no place.
+    Reports print a group as one message, so that forty points do not give forty lines.
+
+    Attributes:
+        diagnostics: the diagnostics.
+        where: label of each one's place, for example `train · batch 4`; empty if they are about the
+            whole run.
     """
 
     diagnostics: tuple[Diagnostic, ...]
@@ -46,6 +59,7 @@ class Raised:
 
     @property
     def _place(self) -> str:
+        """Return the worst diagnostic's place and how many others there are."""
         others = len(self.where) - 1
         if not others:
             return self.where[0]
@@ -58,7 +72,10 @@ class Raised:
 
     @property
     def _range(self) -> str:
-        """Return the range of the ranking figures; empty if they are equal or incomplete."""
+        """Return the range of the ranking figures, for example ` (2.1% to 5.0% over all)`.
+
+        Empty if they are equal or some are missing.
+        """
         figures = sorted(one.figure for one in self.diagnostics if one.figure is not None)
         spec = self.worst.rule.by.partition(":")[2]
         ends = [f"{figure:{spec}}" for figure in figures]
@@ -68,7 +85,7 @@ class Raised:
 
 
 def raised_diagnostics(analysis: Analysis) -> list[Raised]:
-    """Return diagnostics for a run and its rows, most severe first.
+    """Return diagnostics for a run and its points, most severe first; reports print their `lines`.
 
     Each code appears once, or once for each help.
     """
@@ -76,9 +93,10 @@ def raised_diagnostics(analysis: Analysis) -> list[Raised]:
 
 
 def diagnostics_by_place(analysis: Analysis) -> list[Placed]:
-    """Return diagnostics for a run and for each row, with the point's label.
+    """Return diagnostics for a run, each row, each profile and each cold start, with a label.
 
-    The run's own label is empty.
+    The run's own label is empty. Layer points are left out. Runs and sweeps group the diagnostics
+    with `grouped`.
     """
     rows = analysis.rows
     placed: list[Placed] = [("", analysis.record.doubts)]
@@ -88,8 +106,8 @@ def diagnostics_by_place(analysis: Analysis) -> list[Placed]:
         placed.append((label(row.key, fields), row.doubts))
         batches.add((row.key.phase, row.key.batch_size))
     for point in analysis.record.points:
-        own = _beside(point.key)
-        if own and (not rows or own in batches):
+        timed = _timed_place(point.key)
+        if timed and (not rows or timed in batches):
             placed.append((label(point.key), point.doubts))
     return placed
 
@@ -97,7 +115,8 @@ def diagnostics_by_place(analysis: Analysis) -> list[Placed]:
 def grouped(placed: Iterable[Placed]) -> list[Raised]:
     """Return diagnostics from several places, most severe first.
 
-    Each code appears once, or once for each help.
+    Each code appears once, or once for each help. A run's report groups its points, a sweep's
+    report all its runs.
     """
     groups: dict[tuple[str, str, bool], dict[str, Diagnostic]] = {}
     for name, diagnostics in placed:
@@ -107,7 +126,7 @@ def grouped(placed: Iterable[Placed]) -> list[Raised]:
     return sorted(map(_worst_first, groups.values()), key=lambda raised: raised.worst.order)
 
 
-def _beside(key: Key) -> tuple[str, int] | None:
+def _timed_place(key: Key) -> tuple[str, int] | None:
     """Return phase and batch size of the timed points that a profile or cold start belongs to.
 
     None for other points.
@@ -120,6 +139,11 @@ def _beside(key: Key) -> tuple[str, int] | None:
 
 
 def _worst_first(places: dict[str, Diagnostic]) -> Raised:
+    """Return diagnostics with the same code as a group, ordered if all have a ranking figure.
+
+    Args:
+        places: diagnostics by the label of their place.
+    """
     badness = {}
     for name, diagnostic in places.items():
         if diagnostic.figure is not None:
@@ -133,7 +157,10 @@ def _worst_first(places: dict[str, Diagnostic]) -> Raised:
 
 
 def scaling_lines(analysis: Analysis) -> list[str]:
-    """Return a line for each group of sizes in a run: how its time depends on size."""
+    """Return a line for each group of sizes in a run: how its time depends on size.
+
+    Empty for fewer than four sizes. Reports show them in a section of their own.
+    """
     fields = set(varying(row.key for row in analysis.rows)) - {"input_size"}
     lines = []
     for scaling in analysis.scalings:
@@ -143,9 +170,10 @@ def scaling_lines(analysis: Analysis) -> list[str]:
 
 
 def failures(record: Record) -> list[str]:
-    """Return a line for each failed point: name, status and error.
+    """Return a line for each failed point: label, status and error.
 
-    Repetitions by further processes are left out.
+    Repetitions by further processes are left out, and so are points that were not tried because
+    another listed point failed. Console and reports print them as the section `not measured`.
     """
     failed = {point.key: point for point in record.points if point.status is not Status.OK}
     processes = Counter(without_replicate(point.key) for point in record.points)
@@ -163,3 +191,95 @@ def failures(record: Record) -> list[str]:
             reason = f": {one_line(point.error)}" if point.error else ""
             lines.append(f"{label(key)}: {point.status.value}{reason}")
     return list(dict.fromkeys(lines))
+
+
+def peak_notes(analysis: Analysis, shown: Sequence[Metric]) -> Iterator[str]:
+    """Yield the peaks that MFUs (model FLOP utilizations) are relative to, with the precision.
+
+    This and the following functions give notes below the table of metrics.
+
+    Args:
+        shown: metrics in the table, of all rows.
+    """
+    names = {row.key.precision.removeprefix("amp_") for row in analysis.rows}
+    formats = {number_format(name, [analysis.record.environment]) for name in names}
+    precision = "in the precision of each point"
+    if len(formats) == 1:
+        precision = f"in {formats.pop()}"
+    notes = dict.fromkeys(quantities.of(metric).note for metric in shown)
+    if text := "; ".join(filter(None, notes)):
+        yield text.replace("{precision}", precision)
+
+
+def estimate_notes(shown: Sequence[Metric], kinds: Sequence[str]) -> Iterator[str]:
+    """Yield why metrics are marked `≈`: they follow an estimated time or rate, or are estimates.
+
+    Args:
+        shown: metrics in the table, of all rows.
+        kinds: names of the points' representative times.
+    """
+    titles, others = [], []
+    for metric in {metric.name: metric for metric in shown if metric.estimated}.values():
+        if quantities.of(metric).pooled in FOLLOWING:
+            titles.append(metric_title(metric, kinds))
+        else:
+            others.append(metric.name)
+    if titles:
+        yield f"≈ {', '.join(titles)}: computed from a figure that has ≈ itself"
+    if others:
+        subject = "others are " if titles else ""
+        yield f"≈ {subject}estimated from what was measured, not itself measured"
+
+
+def energy_notes(rows: Sequence[Row], shown: Sequence[Metric]) -> Iterator[str]:
+    """Yield which loops the energies belong to, and how accurate the meter's scale is.
+
+    The scale error of a meter is the same in all runs, so no interval includes it.
+    """
+    names = {metric.name for metric in shown}
+    if quantities.ENERGY in names:
+        text = "energies are of a loop of calls back to back"
+        if quantities.QUEUED_ENERGY in names:
+            text += "; queued: of CUDA graphs that keep the device busy"
+        yield text
+    scales = [scale for row in rows if (scale := row.value(quantities.METER_ACCURACY)) is not None]
+    if scales:
+        accuracy = percent(max(scales))
+        yield (
+            "± of energies is repeatability; the scale of the board's meter is known to about "
+            f"±{accuracy}"
+        )
+
+
+def speedup_notes(analysis: Analysis, shown: Sequence[Metric]) -> Iterator[str]:
+    """Yield which speedups come from a single process, and whether the loop idles the device.
+
+    Other processes may choose other algorithms, so a speedup is only pooled over processes if each
+    process measured it.
+    """
+    names = {metric.name for metric in shown if quantities.of(metric).pooled is Pooled.SPEEDUP}
+    processes = by_point(analysis.record)
+    single, pooled, is_idle = set[str](), set[str](), False
+    for row in analysis.rows:
+        row_names = names.intersection(metric.name for metric in row.metrics)
+        is_idle = is_idle or bool(row_names and has(row.doubts, "device_idle"))
+        if row.processes == 1:
+            continue
+        for name in row_names:
+            if pooled_speedup(processes[row.key], name) is None:
+                single.add(name)
+            else:
+                pooled.add(name)
+    pooled -= single
+    if single:
+        promised = {name for name in pooled | single if "promised" in name}
+        but = ", but for the promised ones," if pooled and promised == pooled else ""
+        yield (
+            f"speedups{but} are of the first process, ± of its calls: another one may choose other "
+            "algorithms"
+        )
+    if is_idle:
+        yield (
+            "speedups are of the time on the device: a loop that leaves it idle gains less, or "
+            "nothing"
+        )

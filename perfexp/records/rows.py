@@ -1,4 +1,8 @@
-"""Row: the figures of one point, from all processes that measured it."""
+"""Row: the figures of one point, from all processes that measured it.
+
+Table rows, plot marks and compared pairs start from a `Row`. `summary.rows` makes them from a
+record.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +67,7 @@ class Row:
     doubts: tuple[Diagnostic, ...]
 
     def metric(self, name: str) -> Metric | None:
-        """Return the metric with this name, or None."""
+        """Return the metric with this name, or None if the point has no such metric."""
         return next((metric for metric in self.metrics if metric.name == name), None)
 
     def value(self, name: str) -> float | None:
@@ -74,7 +78,11 @@ class Row:
         return None
 
     def basis(self, metric: Metric) -> estimators.Interval | None:
-        """Return the time or rate that a metric is computed from; None for independent metrics."""
+        """Return the time or rate that a metric is computed from; None for independent metrics.
+
+        For example, FLOP/s follow the median time in seconds per call, and tokens/s follow
+        samples/s. A metric is not known better than its basis, so reports limit its digits by it.
+        """
         pooled = quantities.of(metric).pooled
         if pooled is Pooled.BY_TIME:
             if self.time:
@@ -85,7 +93,7 @@ class Row:
         return None
 
     def marked(self, metric: Metric) -> Metric:
-        """Return the metric, marked as estimated if its basis has no interval."""
+        """Return the metric, marked as estimated (`≈` in reports) if its basis has no interval."""
         basis = self.basis(metric)
         is_estimate = metric.value is not None and basis is not None and basis.low is None
         if is_estimate:
@@ -100,7 +108,11 @@ class Row:
         return self.time_kind
 
     def percentile(self, number: float) -> estimators.Interval | None:
-        """Return a requested percentile of `service_kind`; for 50, the median with its interval."""
+        """Return a percentile of the `service_kind` time, in seconds; None without samples.
+
+        Args:
+            number: 50, or a percentile that the plan requests.
+        """
         if self.service_kind is None:
             return None
         time = self.times[self.service_kind]
@@ -110,7 +122,7 @@ class Row:
 
     @property
     def time(self) -> blockwise.Summary | None:
-        """Return the statistics of the representative time, in seconds per call."""
+        """Return the statistics of the representative time, in seconds per call; None if none."""
         if self.time_kind:
             return self.times[self.time_kind]
         return None
@@ -118,28 +130,36 @@ class Row:
     @property
     def spread(self) -> float | None:
         """Return the relative standard deviation between process medians; None for one process."""
-        own = self.figures[self.time_kind].own if self.time_kind in self.figures else None
-        if own:
-            return own.spread
+        component = self.figures[self.time_kind].own if self.time_kind in self.figures else None
+        if component:
+            return component.spread
         return None
 
     def own_interval(self, figure: str) -> estimators.Interval | None:
         """Return a figure for comparisons within the record; None if it was not measured.
 
-        All points of a record share a server, so the interval leaves server variance out. If a
-        single process measured them, they also share the process, and the interval only covers
-        sample scatter.
+        All points of a record were measured by processes forked from one server, so the interval
+        leaves variance between servers out. If a single process measured them, they also share the
+        process, and the interval only covers sample scatter.
+
+        Args:
+            figure: key of `figures`, for example `device` or `samples_per_second`.
         """
-        one = self.figures.get(figure)
-        if one is None:
+        repeats = self.figures.get(figure)
+        if repeats is None:
             return None
         if self.processes > 1:
-            return one.without_server().interval
-        return around(one.mean, None if one.within is None else Z95 * math.sqrt(one.within))
+            return repeats.without_server().interval
+        return around(
+            repeats.mean, None if repeats.within is None else Z95 * math.sqrt(repeats.within)
+        )
 
     @property
     def samples_per_second(self) -> estimators.Interval | None:
-        """Return all ranks' samples per second of mean pipelined time; None for a time of 0."""
+        """Return all ranks' samples per second, from the mean time in the pipelined loop.
+
+        A CPU has no pipelined loop and uses the latency. None for a time of 0, or without one.
+        """
         pipelined = self.times.get("throughput") or self.times.get("latency")
         if pipelined and pipelined.mean.value > 0:
             return rate_of(pipelined.mean, self.samples_per_call)
@@ -147,7 +167,10 @@ class Row:
 
 
 def rate_of(seconds: estimators.Interval, batch_size: int) -> estimators.Interval:
-    """Return samples per second from seconds per call; the ends of the interval swap."""
+    """Return samples per second from seconds per call; the ends of the interval swap.
+
+    An end at or below 0 seconds gives None.
+    """
     low = batch_size / seconds.high if seconds.high else None
     high = batch_size / seconds.low if seconds.low and seconds.low > 0 else None
     return estimators.Interval(value=batch_size / seconds.value, low=low, high=high)

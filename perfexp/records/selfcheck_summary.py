@@ -1,4 +1,8 @@
-"""Selfcheck summary: how much the processes of a plan vary on this machine."""
+"""Selfcheck summary: how much the processes of a plan vary on this machine.
+
+`perfexp selfcheck` measures a plan in many processes and shows, for each point and kind of time, by
+how much process medians differ, and which differences between two runs can be detected.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from perfexp.records.record import Key
 from perfexp.records.rows import Row
 from perfexp.records.wording import percent
 from perfexp.statistics import moderated
-from perfexp.statistics.moderated import Component, pooled
+from perfexp.statistics.prior import Component
 
 #: Process counts in the table of detectable differences; the sentence uses the second.
 _PROCESSES = (3, 5, 10)
@@ -34,8 +38,11 @@ class ProcessSpread:
     component: Component
 
     def to_builtins(self) -> dict[str, Any]:
-        """Return everything as JSON values."""
-        interval = self.component.spread_interval
+        """Return the entry for selfcheck's JSON output; `cv` is the relative standard deviation.
+
+        `detectable` has the smallest detectable ratio between runs, by number of processes each.
+        """
+        interval = moderated.spread_interval(self.component)
         return {
             "point": str(self.key),
             "phase": self.key.phase,
@@ -53,28 +60,38 @@ class ProcessSpread:
 
 
 def spreads(rows: Iterable[Row]) -> list[ProcessSpread]:
-    """Return the spread for each point and kind of time that at least two processes measured."""
-    known = []
+    """Return the spread for each point and kind of time that at least two processes measured.
+
+    `perfexp selfcheck` summarizes them with `sentence` and shows them with `grid`.
+    """
+    process_spreads = []
     for row in rows:
         for name, medians in row.figures.items():
+            # `own` is the variance that these processes show, without the prior
             if name in TIMES and medians.own:
-                processes = len(medians.values)
-                spread = ProcessSpread(
-                    key=row.key, time=name, processes=processes, component=medians.own
+                process_spreads.append(
+                    ProcessSpread(
+                        key=row.key,
+                        time=name,
+                        processes=len(medians.values),
+                        component=medians.own,
+                    )
                 )
-                known.append(spread)
-    return known
+    return process_spreads
 
 
-def sentence(known: Sequence[ProcessSpread]) -> str:
-    """Summarize each kind of time over all points."""
+def sentence(process_spreads: Sequence[ProcessSpread]) -> str:
+    """Return a sentence about each kind of time over all points, the last line of selfcheck.
+
+    For example: `On this machine, latency varies by 0.9 % between processes; …`.
+    """
     groups: dict[str, list[Component]] = {}
-    for spread in known:
+    for spread in process_spreads:
         groups.setdefault(spread.time, []).append(spread.component)
     count = _PROCESSES[1]
     varies, shows = [], []
     for time, components in groups.items():
-        component = pooled(components)
+        component = moderated.pooled(components)
         varies.append(f"{time} by {percent(component.spread)}")
         shows.append(percent(moderated.detectable_ratio(component, count)))
     return (
@@ -84,11 +101,16 @@ def sentence(known: Sequence[ProcessSpread]) -> str:
 
 
 def _listed(words: Sequence[str]) -> str:
+    """Return words as a list in a sentence: `a, b and c`."""
     return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def grid(known: Sequence[ProcessSpread]) -> Grid:
-    """Return a table with a line for each point and kind of time."""
+def grid(process_spreads: Sequence[ProcessSpread]) -> Grid:
+    """Return a table with a line for each point and kind of time.
+
+    `CV` is the relative standard deviation between process medians. `N show` is the smallest
+    relative difference between two runs that N processes each can show.
+    """
     columns = [
         Column("point", prose=True, is_key=True),
         Column("time", prose=True, is_key=True),
@@ -97,9 +119,9 @@ def grid(known: Sequence[ProcessSpread]) -> Grid:
     ]
     columns += [Column(f"{count} show") for count in _PROCESSES]
     lines = []
-    for spread in known:
+    for spread in process_spreads:
         component = spread.component
-        interval = component.spread_interval
+        interval = moderated.spread_interval(component)
         line = [str(spread.key), time_title(spread.time), percent(component.spread)]
         line.append(f"{percent(interval.low or 0)} … {percent(interval.high or 0)}")
         line += [percent(moderated.detectable_ratio(component, count)) for count in _PROCESSES]

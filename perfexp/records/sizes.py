@@ -1,4 +1,8 @@
-"""Sizes: input sizes and batch sizes as users write them, with their limits."""
+"""Sizes: input sizes and batch sizes as users write them, with their limits.
+
+The configuration calls these functions with values of `input_size` and `batch_size` from the
+command line, YAML files or the environment.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,9 @@ _MAX = "max"
 
 
 def parse_sizes(value: object) -> list[Size]:
-    """Parse `input_size`: `224`, `512x1024` (height × width), a list, or None.
+    """Return the sizes in an `input_size`: `224`, `512x1024` (height × width), a list, or None.
 
-    Raises `UserError` for other values.
+    Empty for None, which leaves the size to the model. Raises `UserError` for other values.
     """
     if value is None:
         return []
@@ -32,9 +36,9 @@ def parse_sizes(value: object) -> list[Size]:
 
 
 def parse_batch_sizes(value: object) -> list[int]:
-    """Parse `batch_size`: a positive integer, `max` (`LARGEST`), a list, or None.
+    """Return the batches in a `batch_size`: a positive integer, `max` (`LARGEST`), a list, or None.
 
-    Raises `UserError` for other values.
+    Empty for None. Raises `UserError` for other values.
     """
     if value is None:
         return []
@@ -49,7 +53,8 @@ def seeks_batch(value: object) -> bool:
 def refuse_many(*counts: int) -> None:
     """Raise `UserError` if the product of these counts exceeds the maximum number of points.
 
-    It is checked before the points are listed.
+    It is checked before the points are listed. Plans and sweeps call it before they multiply sizes,
+    batch sizes and processes.
     """
     if math.prod(counts) > MOST_POINTS:
         raise UserError(
@@ -59,12 +64,14 @@ def refuse_many(*counts: int) -> None:
 
 
 def _items(value: object) -> list[object]:
+    """Return a list as it is, and a single value as a list; `UserError` for too many items."""
     items = value if isinstance(value, list) else [value]
     refuse_many(len(items))
     return items
 
 
 def _parse_batch_size(item: object) -> int:
+    """Return a batch size; `LARGEST` for `max`. Raises `UserError` for other values."""
     if item == _MAX:
         return LARGEST
     # values from the environment are text
@@ -81,6 +88,7 @@ def _parse_batch_size(item: object) -> int:
 
 
 def _parse_size(item: object) -> Size:
+    """Return height and width in pixels. Raises `UserError` for other values."""
     is_size = isinstance(item, (int, str)) and not isinstance(item, bool)
     match = re.fullmatch(r"\s*(\d+)\s*(?:[x×]\s*(\d+)\s*)?", _short(item)) if is_size else None
     if match is None:
@@ -107,6 +115,7 @@ def _short(item: object) -> str:
 
 
 def _unique(items: list[_T], name: str) -> list[_T]:
+    """Return the items; `UserError` if the list is empty or has one twice."""
     if not items:
         raise UserError(f"{name}=[] leaves nothing to measure: set {name}=VALUE.")
     doubled = [item for item, count in Counter(items).items() if count > 1]

@@ -1,4 +1,9 @@
-"""Subject of a measurement in words: the plan's names and its points' keys."""
+"""Subject of a measurement in words: the plan's names and its points' keys.
+
+Headlines, table columns, labels and messages name a run and its points with these functions, for
+example `resnet50 · inference · 224 · batch 4`. A key identifies a point by phase, input size, batch
+size, precision and replicate (process number).
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from typing import Any
 from perfexp.records.number_formats import tf32_flags
 from perfexp.records.record import LARGEST, USUAL_PRECISION, Key
 
-#: Execution settings that are named besides the compile mode: enabled switches, and numbers.
+#: Keys of `execution` in a plan that are named besides the compile mode, if they are set.
 _SWITCHES = ("channels_last", "cuda_graph", "cudnn_benchmark", "deterministic")
 _NUMBERS = ("threads", "interop_threads")
 #: Settings that the execution text shows.
@@ -37,6 +42,7 @@ class Subject:
     """Subject of a plan, with the names that its user chose.
 
     Attributes:
+        algorithm: how convolutions are computed; `+layers` if layers have algorithms of their own.
         number_format: precision in words, including the device's TF32 setting.
         execution: `eager`, or the settings that differ from it.
         device: device name, for example `2 × NVIDIA H200`, or None.
@@ -57,7 +63,11 @@ class Subject:
 
 
 def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = None) -> Subject:
-    """Return the subject of a resolved plan, with the device from an environment."""
+    """Return the subject of a resolved plan, with the device from a record's environment.
+
+    Without an environment, device and TF32 setting are unknown. Names that a stored plan lacks
+    become `unknown`.
+    """
     algorithm, facts = plan.get("algorithm"), environment or {}
     # layers may override the algorithm
     has_layers = isinstance(algorithm, Mapping) and bool(algorithm.get("layers"))
@@ -74,15 +84,23 @@ def subject(plan: Mapping[str, Any], environment: Mapping[str, Any] | None = Non
 
 
 def headline(about: Subject, keys: Iterable[Key] = ()) -> str:
-    """Return a subject with the keys' common size and batch, and its device.
+    """Return a run's first line: its subject, the keys' common size and batch, and its device.
 
     Algorithm and execution are left out if they are the defaults.
     """
-    parts = [about.model, about.algorithm, about.mode, shape(keys), about.number_format]
-    if about.algorithm == "default":
-        del parts[1]
-    parts.append(about.execution.removeprefix("eager").removeprefix(", "))
-    parts.append(re.sub(r"\((R|TM)\)| Processor\b", "", about.device or ""))
+    algorithm = "" if about.algorithm == "default" else about.algorithm
+    execution = about.execution.removeprefix("eager").removeprefix(", ")
+    # CPU names contain "(R)", "(TM)" and "Processor"
+    device = re.sub(r"\((R|TM)\)| Processor\b", "", about.device or "")
+    parts = (
+        about.model,
+        algorithm,
+        about.mode,
+        shape(keys),
+        about.number_format,
+        execution,
+        device,
+    )
     return " · ".join(filter(None, parts))
 
 
@@ -90,6 +108,10 @@ def number_format(precision: str, environments: Iterable[Mapping[str, Any]] = ()
     """Return a precision in words, for example `float32, TF32 convolutions (PyTorch's default)`.
 
     TF32 is only named if all environments agree.
+
+    Args:
+        precision: precision name in a plan, such as `torch`, `fp32` or `amp_bf16`.
+        environments: records' environments, with torch's TF32 flags.
     """
     usual, by_flags = _FLOAT32.get(precision, precision), _FLAGS.get(precision, {})
     texts = set()
@@ -102,6 +124,10 @@ def number_format(precision: str, environments: Iterable[Mapping[str, Any]] = ()
 
 
 def _devices(device: Any, ranks: Any) -> str | None:
+    """Return a device name with the number of devices, for example `2 × NVIDIA H200 on 2 nodes`.
+
+    None without a device name. Both arguments are entries of a record's environment.
+    """
     if not isinstance(device, Mapping) or not device.get("name"):
         return None
     name = one_line(str(device["name"]))
@@ -118,7 +144,7 @@ def _devices(device: Any, ranks: Any) -> str | None:
 def common_device(environments: Iterable[Mapping[str, Any]]) -> str | None:
     """Return the device that all environments share; None for several kinds.
 
-    For example: `NVIDIA H200 or 2 × NVIDIA H200`.
+    Runs with different device counts are listed: `NVIDIA H200 or 2 × NVIDIA H200`.
     """
     names, devices = set(), set[str]()
     for environment in environments:
@@ -131,7 +157,7 @@ def common_device(environments: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def varying(keys: Iterable[Key]) -> tuple[str, ...]:
-    """Return the fields that differ between keys."""
+    """Return the names of the fields that differ between keys, such as `batch_size`."""
     # a generator can be read only once
     key_list = list(keys)
     fields = []
@@ -142,12 +168,15 @@ def varying(keys: Iterable[Key]) -> tuple[str, ...]:
 
 
 def distinguishing(keys: Iterable[Key]) -> tuple[str, ...]:
-    """Return the fields that differ between keys; size and batch size if none differs."""
+    """Return the fields that distinguish rows; size and batch size if the keys are equal.
+
+    Tables make a column for each, and texts name them.
+    """
     return varying(keys) or ("input_size", "batch_size")
 
 
 def constant(keys: Iterable[Key]) -> tuple[str, ...]:
-    """Return the fields that all keys share and that belong in a header, so no replicate."""
+    """Return the names of the fields that all keys share, for a header; never the replicate."""
     fields = varying(keys)
     return tuple(field for field in _KEY_FIELDS[:-1] if field not in fields)
 
@@ -165,9 +194,9 @@ def label(
 ) -> str:
     """Return a key's fields as words, for example `train · 256 · batch 4`.
 
-    By default all fields are used, without usual values.
-
     Args:
+        fields: names of the fields to use. By default all, without a usual precision and without
+            the first process's replicate.
         environments: environments of the key's runs, with torch's flags.
     """
     usual: dict[str, object] = {}
@@ -186,7 +215,8 @@ def field_text(
     """Return a key's field (`phase`, `input_size`, …) as a word.
 
     Args:
-        named: whether to add a noun to a number, as in `batch 4`.
+        named: whether to add a noun to a number, as in `batch 4`. A table column has it in its
+            title instead.
     """
     if field == "input_size":
         return key.size_label
@@ -211,6 +241,10 @@ def one_line(text: str) -> str:
 
 
 def _node_name(plan: Mapping[str, Any], group: str) -> str:
+    """Return the name in a plan's config group, such as `model`; `unknown` without one.
+
+    It is the node's own `name`, otherwise the YAML file that the user chose (`plan["choices"]`).
+    """
     node, choices = plan.get(group), plan.get("choices")
     name = node.get("name") if isinstance(node, Mapping) else node
     choice = choices.get(group) if isinstance(choices, Mapping) else None
@@ -218,6 +252,7 @@ def _node_name(plan: Mapping[str, Any], group: str) -> str:
 
 
 def _execution(node: object) -> str:
+    """Return a plan's `execution` in words: `eager`, or `compile=default, cuda_graph`."""
     if not isinstance(node, Mapping):
         return one_line(str(node or "eager"))
     mode = node.get("compile")

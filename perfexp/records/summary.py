@@ -1,4 +1,9 @@
-"""Summary: a record's figures for reports, tables, plots and tracking, from its raw samples."""
+"""Summary: a record's figures for reports, tables, plots and tracking, from its raw samples.
+
+A timed point is measured by one or several processes (replicates). `rows` combines them into one
+`Row`, with intervals that cover the variation between processes. `Repeats` (`statistics.moderated`)
+is a figure from several processes with its prior, the variance known before measuring.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +18,12 @@ import numpy as np
 
 from perfexp.records import (
     diagnostics,
-    disturbances,
     growth,
-    idleness,
+    point_diagnostics,
     priors,
     quantities,
     races,
-    sampling,
+    seeds,
 )
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.point_times import (
@@ -33,7 +37,15 @@ from perfexp.records.point_times import (
     series_of,
     summary_of,
 )
-from perfexp.records.quantities import ACCURACY, CYCLES, IMAGE_ENERGY, PEAK_MEMORY, Pooled
+from perfexp.records.quantities import (
+    ACCURACY,
+    CYCLES,
+    IMAGE_ENERGY,
+    PEAK_MEMORY,
+    TARGET_ACCURACY,
+    TIME_TO_ACCURACY,
+    Pooled,
+)
 from perfexp.records.record import (
     Epoch,
     Key,
@@ -52,8 +64,16 @@ from perfexp.statistics.prior import Prior
 #: Times that can represent a point, best first.
 TIME_KINDS = (*DEVICE_TIMES, "latency", "throughput")
 #: Single figures that are compared between processes, with their metrics.
-SINGLES = {"cycles": CYCLES, "memory": PEAK_MEMORY, "energy": IMAGE_ENERGY, "accuracy": ACCURACY}
-#: How values from several processes are combined.
+SINGLES = {
+    "cycles": CYCLES,
+    "memory": PEAK_MEMORY,
+    "energy": IMAGE_ENERGY,
+    "accuracy": ACCURACY,
+    "time_to_accuracy": TIME_TO_ACCURACY,
+}
+#: Single figures that vary with a training's seed, which no prior covers.
+_OF_SEEDS = ("accuracy", "time_to_accuracy")
+#: How values from several processes are combined, if not by time, rate or speedup.
 _POOLED: dict[Pooled, Callable[[Iterable[float]], float]] = {
     Pooled.LARGEST: max,
     Pooled.MEDIAN: median,
@@ -62,26 +82,37 @@ _POOLED: dict[Pooled, Callable[[Iterable[float]], float]] = {
 
 
 def rows(record: Record) -> list[Row]:
-    """Return one row per timed point, in record order, with its processes combined."""
+    """Return one row per timed point, in record order, with its processes combined.
+
+    `Analysis.of` calls it once per record.
+    """
     percentiles = requested_percentiles(record)
     known_priors, free = priors.of_record(record), priors.free_cores(record)
-    known = [row(points, percentiles, known_priors, free) for points in by_point(record).values()]
-    raised = growth.judge(known, growth.kernels_of(record))
+    groups = by_point(record).values()
+    separate = [row(points, percentiles, known_priors, free) for points in groups]
+    # these need all rows: odd sizes and falling rates
+    raised = growth.judge(separate, growth.kernels_of(record))
     unfinished = interrupted(record)
     in_turn = record.sweep is not None and record.sweep.level is not None
-    for number, each in enumerate(known):
-        known[number] = replace(
-            each,
-            unfinished=unfinished[each.key],
-            in_turn=in_turn,
-            metrics=tuple(map(each.marked, each.metrics)),
-            doubts=(*each.doubts, *raised.get(each.key, ())),
+    complete = []
+    for one in separate:
+        complete.append(
+            replace(
+                one,
+                unfinished=unfinished[one.key],
+                in_turn=in_turn,
+                metrics=tuple(map(one.marked, one.metrics)),
+                doubts=(*one.doubts, *raised.get(one.key, ())),
+            )
         )
-    return known
+    return complete
 
 
 def requested_percentiles(record: Record) -> tuple[float, ...]:
-    """Return the percentiles that the plan requests."""
+    """Return the percentiles that the record's plan requests, in percent; 50, 95, 99 without any.
+
+    A record is data, so anything that is not a percentile is left out.
+    """
     asked, numbers = record.plan.get("percentiles"), []
     for number in asked if isinstance(asked, list) else ():
         if isinstance(number, int | float) and 0 < number < 100 > 100 - number:
@@ -92,41 +123,38 @@ def requested_percentiles(record: Record) -> tuple[float, ...]:
 def row(
     points: Sequence[Point],
     percentiles: Sequence[float] = (50.0, 95.0, 99.0),
-    known: Mapping[str, Prior] | None = None,
+    known_priors: Mapping[str, Prior] | None = None,
     free: int = 0,
 ) -> Row:
-    """Return one point's figures with the requested percentiles, in percent.
+    """Return one point's figures, combined over the processes that measured it.
 
     Args:
-        points: results from each process that measured the point.
-        known: priors by class; by default the package's priors.
+        points: results from each process, the first process first.
+        percentiles: requested percentiles, in percent.
+        known_priors: priors by class; by default the package's priors.
         free: CPU cores that the run's threads leave free for other work.
     """
     first = points[0]
     samples, bound_by = samples_per_call(first), first.facts.get("bound_by")
-    if known is None:
-        known = priors.of_any("cuda" if is_of_gpu(first) else "cpu")
-    prior = partial(priors.find, known, points, free=free)
-    times, joined = dict[str, blockwise.Summary](), dict[str, Series]()
-    figures = dict[str, Repeats]()
-    for name in TIME_KINDS:
-        if measured := comparable(points, name):
-            series = [series_of(point, name) for point in measured]
-            joined[name] = _joined(series)
-            samples_of = [np.asarray(one.measured) for one in series]
-            together = combined(
-                [summary_of(one, percentiles) for one in series],
-                samples_of,
-                time=prior(name),
-                rate=prior("samples_per_second"),
-            )
-            times[name], figures[name] = together.summary, together.medians
-            if name == "latency":
-                figures["p95"] = _p95(series, prior(name))
-            # `throughput` comes last and replaces `latency`
-            if name not in DEVICE_TIMES and together.means.mean:
-                rates = tuple(samples / value for value in together.means.values)
-                figures["samples_per_second"] = replace(together.means, values=rates)
+    if known_priors is None:
+        known_priors = priors.of_any("cuda" if is_of_gpu(first) else "cpu")
+    prior = partial(priors.find, known_priors, points, free=free)
+    times, figures = dict[str, blockwise.Summary](), dict[str, Repeats]()
+    measured = _series_by_time(points)
+    for name, processes in measured.items():
+        together = combined(
+            [summary_of(series, percentiles) for series in processes],
+            [np.asarray(series.measured) for series in processes],
+            time=prior(name),
+            rate=prior("samples_per_second"),
+        )
+        times[name], figures[name] = together.summary, together.medians
+        if name == "latency":
+            figures["p95"] = _p95(processes, prior(name))
+        # `throughput` comes last and replaces `latency`
+        if name not in DEVICE_TIMES and together.means.mean:
+            rates = tuple(samples / value for value in together.means.values)
+            figures["samples_per_second"] = replace(together.means, values=rates)
     phases = dict[str, float]()
     for part in first.series:
         if part.name.startswith("phase/") and part.measured:
@@ -137,7 +165,7 @@ def row(
         status=first.status,
         error=first.error,
         time_kind=kind,
-        series=joined,
+        series={name: _joined(processes) for name, processes in measured.items()},
         times=times,
         processes=len(figures[kind].values) if kind else 0,
         figures=figures | single_figures(points, prior) | epoch_figures(points, prior),
@@ -150,35 +178,58 @@ def row(
     )
 
 
+def _series_by_time(points: Sequence[Point]) -> dict[str, list[Series]]:
+    """Return the series of each time that was measured, one per process, best time first."""
+    series = {}
+    for name in TIME_KINDS:
+        if measured := comparable(points, name):
+            series[name] = [series_of(point, name) for point in measured]
+    return series
+
+
 def _doubts(
     points: Sequence[Point], kind: str | None, times: Mapping[str, blockwise.Summary]
 ) -> list[Diagnostic]:
-    """Return diagnostics about a point's processes and their statistics, each code once."""
+    """Return diagnostics about a point's processes and their statistics, each code once.
+
+    Args:
+        points: results from each process.
+        kind: name of the representative time; None without samples.
+        times: statistics over all processes, by time.
+    """
     doubts: list[Diagnostic] = []
     for point in points:
-        known = {one.code for one in doubts}
-        own = (*disturbances.confirmed(point), *sampling.judge(point, kind))
-        doubts += [one for one in own if one.code not in known]
+        known_codes = {one.code for one in doubts}
+        point_doubts = (
+            *point_diagnostics.confirmed(point),
+            *point_diagnostics.judge_samples(point, kind),
+        )
+        doubts += [one for one in point_doubts if one.code not in known_codes]
     if kind and len(measured := comparable(points, kind)) > 1:
-        doubts += sampling.judge_processes(measured, kind)
+        doubts += point_diagnostics.judge_processes(measured, kind)
         if times[kind].median.low is not None:  # only the interval of their mean matters
             doubts = diagnostics.without(doubts, "too_few_samples")
-    doubts = idleness.judge(points[0], doubts)
-    doubts += disturbances.judge_pace(points[0])
+    doubts = point_diagnostics.with_device_idle(points[0], doubts)
+    doubts += point_diagnostics.judge_pace(points[0])
     if kind in DEVICE_TIMES and not diagnostics.has(doubts, "clock_moved"):
-        doubts += disturbances.judge_clocks([point.facts for point in comparable(points, kind)])
+        doubts += point_diagnostics.judge_clocks(
+            [point.facts for point in comparable(points, kind)]
+        )
     return doubts
 
 
 def _p95(processes: Sequence[Series], prior: Prior | None) -> Repeats:
-    """Return each process's 95th percentile."""
+    """Return each process's 95th percentile in seconds, with intervals, for comparisons."""
     return Repeats.of(
         [estimators.percentile_interval(one.measured, 95.0) for one in processes], prior
     )
 
 
 def by_point(record: Record) -> dict[Key, list[Point]]:
-    """Return the process results by point, the first process first."""
+    """Return the results of a record's timed points by key, the first process first.
+
+    Keys have replicate 0. `rows` makes a row of each group.
+    """
     groups: dict[Key, list[Point]] = {}
     for point in record.points:
         if point.key.is_timed:
@@ -191,7 +242,10 @@ def by_point(record: Record) -> dict[Key, list[Point]]:
 
 
 def interrupted(record: Record) -> Counter[Key]:
-    """Return, by timed point, how many processes were interrupted before they had measured it."""
+    """Return, by timed point, how many processes were interrupted before they had measured it.
+
+    Reports then say how to continue the run.
+    """
     unfinished = Counter[Key]()
     for point in record.points:
         if point.status is Status.INTERRUPTED and point.key.is_timed:
@@ -202,28 +256,39 @@ def interrupted(record: Record) -> Counter[Key]:
 def single_figures(
     points: Sequence[Point], prior: Callable[[str], Prior | None]
 ) -> dict[str, Repeats]:
-    """Return the `SINGLES` of a point's processes.
+    """Return the `SINGLES` of a point's processes by name: cycles, bytes, joules, accuracy.
 
-    Accuracies count as exact. So does any single process's value, except for energy.
+    A single process's value counts as exact, except for energy and for trainings to a target
+    accuracy. If one of these has not reached the target, there is no time to it.
+
+    Args:
+        prior: returns a figure's prior by name.
     """
-    found = {}
-    for name, of in SINGLES.items():
-        known = [point.metric(of) for point in points if point.status is Status.OK]
-        if figures := list(filter(None, map(interval_of, known))):
-            one = Repeats.of(figures, None if name == "accuracy" else prior(name))
-            is_estimate = any(metric.estimated for metric in known if metric)
-            within = one.within if name == "energy" else 0.0
-            found[name] = replace(one, within=within, is_estimate=is_estimate)
-    return found
+    singles = {}
+    for name, metric_name in SINGLES.items():
+        measured = [point.metric(metric_name) for point in points if point.status is Status.OK]
+        figures = list(filter(None, map(interval_of, measured)))
+        is_endless = name == "time_to_accuracy" and len(figures) < len(measured)
+        if figures and not is_endless:
+            repeats = Repeats.of(figures, None if name in _OF_SEEDS else prior(name))
+            is_estimate = any(metric.estimated for metric in measured if metric)
+            within = repeats.within if name == "energy" else 0.0
+            if name in _OF_SEEDS and points[0].metric(TARGET_ACCURACY):
+                within = None
+            singles[name] = replace(repeats, within=within, is_estimate=is_estimate)
+    return singles
 
 
 def epoch_figures(
     points: Sequence[Point], prior: Callable[[str], Prior | None]
 ) -> dict[str, Repeats]:
-    """Return whole-epoch times from the first process that has any.
+    """Return whole-epoch times in seconds from the first process that has any; otherwise empty.
 
     `epoch` is the mean pass over the training data. `runtime` is all passes with evaluations and
     checkpoints. A single pass counts as exact, because it has many calls.
+
+    Args:
+        prior: returns a figure's prior by name.
     """
     epochs = list[Epoch]()
     for point in points:
@@ -231,14 +296,17 @@ def epoch_figures(
             epochs = point.epochs
     passes = [epoch.seconds for epoch in epochs]
     whole = [epoch.total_seconds for epoch in epochs]
-    found = {}
-    for name, seconds, of in (("epoch", passes, fmean), ("runtime", whole, sum)):
+    whole_epochs = {}
+    for name, seconds, combine in (("epoch", passes, fmean), ("runtime", whole, sum)):
         if seconds:
+            # relative variance of the mean over the epochs
             within = 0.0
             if len(seconds) > 1:
                 within = variance(seconds) / len(seconds) / fmean(seconds) ** 2
-            found[name] = Repeats(values=(of(seconds),), within=within, prior=prior(name))
-    return found
+            whole_epochs[name] = Repeats(
+                values=(combine(seconds),), within=within, prior=prior(name)
+            )
+    return whole_epochs
 
 
 def pooled_metrics(
@@ -246,10 +314,16 @@ def pooled_metrics(
 ) -> tuple[Metric, ...]:
     """Return the first process's metrics, pooled over processes if the registry says so.
 
-    Rates use the times of all processes. Speedups are pooled if every process has them.
+    Rates use the times of all processes. Speedups are pooled if every process has them. Trainings
+    to a target accuracy add their statistics.
+
+    Args:
+        times: statistics over all processes, by time.
+        kind: name of the representative time; None without samples.
     """
-    factors = _rate_factors(points[0], times, kind)
-    return tuple(_pooled(one, points, factors) for one in points[0].metrics)
+    factors, of_seeds = _rate_factors(points[0], times, kind), seeds.metrics(_finished(points))
+    pooled = [_pooled(one, points, factors) for one in points[0].metrics]
+    return (*(one for one in pooled if one.name not in of_seeds), *of_seeds.values())
 
 
 def pooled_speedup(points: Sequence[Point], name: str) -> estimators.Interval | None:
@@ -266,13 +340,18 @@ def pooled_speedup(points: Sequence[Point], name: str) -> estimators.Interval | 
 
 
 def _pooled(metric: Metric, points: Sequence[Point], factors: Mapping[Pooled, float]) -> Metric:
+    """Return the first process's metric, combined with the other processes' as `Pooled` says.
+
+    Args:
+        factors: factors from `_rate_factors` for metrics that are computed from a time or rate.
+    """
     pooled = quantities.of(metric).pooled
     if metric.name == quantities.PROVEN and (proven := races.proven_share(points[0])) is not None:
         # earlier versions counted torch's own choice
         return msgspec.structs.replace(metric, value=proven)
     if combine := _POOLED.get(pooled):
-        found = [one.metric(metric.name) for one in _finished(points)]
-        values = [own.value for own in found if own and own.value and own.value > 0]
+        measured = [point.metric(metric.name) for point in _finished(points)]
+        values = [one.value for one in measured if one and one.value and one.value > 0]
         if not values:
             return metric
         return msgspec.structs.replace(metric, value=combine(values), reason=None)
@@ -294,7 +373,7 @@ def _finished(points: Sequence[Point]) -> list[Point]:
 
 
 def _speedup(point: Point, name: str) -> estimators.Interval | None:
-    """Return a speedup from one process.
+    """Return a speedup from one process; None if the process did not measure it.
 
     A promised speedup comes from the process's own races; a cached race belongs to another process.
     """
@@ -310,6 +389,10 @@ def _speedup(point: Point, name: str) -> estimators.Interval | None:
 def _rate_factors(
     first: Point, times: Mapping[str, blockwise.Summary], kind: str | None
 ) -> dict[Pooled, float]:
+    """Return factors that take a rate from the first process's time to that of all processes.
+
+    Empty without times.
+    """
     factors: dict[Pooled, float] = {}
     if kind and (own := first_median(first, kind)) and times[kind].median.value > 0:
         factors[Pooled.BY_TIME] = own / times[kind].median.value
@@ -330,7 +413,10 @@ def _joined(processes: Sequence[Series]) -> Series:
 
 
 def comparable(points: Sequence[Point], name: str) -> list[Point]:
-    """Return the processes that measured this time successfully; none if the first did not."""
+    """Return the processes whose samples of a time can be combined: those that measured it.
+
+    None if the first process did not, because the row shows the first process's metrics.
+    """
     measured = [point for point in _finished(points) if first_series(point, name)]
     if points[0] in measured:
         return measured

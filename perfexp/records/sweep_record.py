@@ -1,4 +1,8 @@
-"""Sweep record: a summary of several runs, stored as sweep.json."""
+"""Sweep record: a summary of several runs, stored as sweep.json.
+
+`perfexp -m` starts a run for each combination of swept overrides, and `perfexp ab` a run for each
+side. Each run has its own folder and record.json; sweep.json lists them with their status.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,14 @@ _SHOWN = 80
 
 
 class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Run in its sweep's summary, numbered from 0. Its folder is relative to the sweep's folder."""
+    """Run in its sweep's summary, once it has begun.
+
+    Attributes:
+        job: number of the run in the sweep, from 0.
+        directory: run folder, relative to the sweep's folder.
+        axes: values of the varying overrides as typed (`{"batch_size": "1"}`).
+        error: reason why the run has no record; None if it has one.
+    """
 
     job: Count
     name: str
@@ -38,6 +49,8 @@ class SweepChild(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     @property
     def devices(self) -> int | None:
         """Return the number of devices in a sweep over device counts.
+
+        Plots and warnings about scaling over GPUs use it.
 
         Returns:
             None without that axis, or if its value is not a number.
@@ -104,20 +117,27 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return self.command[:1] == ["ab"]
 
     def continuation(self, folder: Path) -> str:
-        """Return the command that completes the sweep, for example `perfexp resume=DIR`."""
+        """Return the command that completes an interrupted sweep, given its folder.
+
+        For example, `perfexp resume=DIR`. Runs that alternate (`perfexp ab`) continue by their own
+        command.
+        """
         if self.in_turn and (line := self.command_line(folder)):
             return line
         return shlex.join(["perfexp", f"resume={folder}"])
 
     def command_line(self, folder: Path) -> str | None:
-        """Return the command that measures into a folder; None if it can't be shown."""
+        """Return the sweep's command with its folder, to copy into a shell.
+
+        None if a shell would not read it as it is shown.
+        """
         return foreign.command_line([*self.command, f"output_dir={folder}"])
 
     def record_of(self, child: SweepChild, folder: Path) -> Record | None:
         """Read a run's record; None without a record.
 
-        A run outside the sweep's folder (stages) must repeat the sweep's identity. Otherwise it is
-        somebody else's run.
+        A run outside the sweep's folder, as in a cluster campaign of several stages, must repeat
+        the sweep's identity. Otherwise it is somebody else's run.
 
         Args:
             folder: sweep folder.
@@ -128,14 +148,21 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         place = Path(os.path.normpath(folder / child.directory))
         if place.is_symlink() or not (place / "record.json").exists():
             return None
-        record, own = Record.load(place), (self.uid, child.job)
-        is_own = record.sweep is not None and (record.sweep.uid, record.sweep.job) == own
-        if is_own or place.resolve().is_relative_to(folder.resolve()):
+        record = Record.load(place)
+        if self._lists(child, record) or place.resolve().is_relative_to(folder.resolve()):
             return record
         return None
 
+    def _lists(self, child: SweepChild, record: Record) -> bool:
+        """Return whether a record belongs to this run of the sweep."""
+        member = record.sweep
+        return member is not None and (member.uid, member.job) == (self.uid, child.job)
+
     def records(self, folder: Path) -> list[Record]:
-        """Return the runs' records, given the sweep's folder. Refused runs have none."""
+        """Return the runs' records in order, given the sweep's folder; broken ones are left out.
+
+        Commands on finished sweeps start from them.
+        """
         records = []
         for child in self.children:
             with suppress(UserError):
@@ -143,14 +170,14 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         return [record for record in records if record is not None]
 
     def refresh(self, folder: Path) -> None:
-        """Update each run's status from its record, if there is one, given the sweep's folder."""
+        """Update each run's status from its record, if there is one, given the sweep's folder.
+
+        Runs may have been resumed alone after the sweep ended.
+        """
         for child in self.children:
             with suppress(UserError):
                 record = Record.load(folder / child.directory)
-                if record.sweep is not None and (record.sweep.uid, record.sweep.job) == (
-                    self.uid,
-                    child.job,
-                ):
+                if self._lists(child, record):
                     child.status, child.error = record.status, None
 
     @classmethod

@@ -1,4 +1,8 @@
-"""Sweep summary: a sweep's runs as a table, the best run, diagnostics and failures."""
+"""Sweep summary: a sweep's runs as a table, the best run, diagnostics and failures.
+
+The console and MLflow show a sweep with these functions when it has ended, and `perfexp show`
+later. An axis is an override that varies over the runs, such as `batch_size`.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,10 @@ _NEARLY = 0.95
 
 
 def headline(sweep: Sweep) -> str:
-    """Return a sweep's axes and how many of its runs have each status."""
+    """Return a sweep's first line: its name and how many runs ended, by status unless ok.
+
+    Reports of the sweep begin with it.
+    """
     counts = Counter(child.status for child in sweep.children)
     ended = str(counts.total() - counts[Status.INTERRUPTED])
     if sweep.jobs:
@@ -38,10 +45,11 @@ def headline(sweep: Sweep) -> str:
 def setting(analyses: Sequence[Analysis]) -> str:
     """Return facts common to all runs; empty if there are none.
 
-    These are names, phase, size, batch, precision and devices.
+    These are names, phase, size, batch, precision and devices. Reports show it below the headline,
+    so that lines of the table need not repeat it.
     """
-    keys = [row.key for one in analyses for row in one.rows]
-    environments = [one.record.environment for one in analyses]
+    keys = [row.key for analysis in analyses for row in analysis.rows]
+    environments = [analysis.record.environment for analysis in analyses]
     parts = [_common_name(analyses, "model"), _common_name(analyses, "algorithm")]
     if keys and (same := constant(keys)):
         parts.append(label(keys[0], same, environments))
@@ -55,7 +63,8 @@ def setting(analyses: Sequence[Analysis]) -> str:
 
 
 def _common_name(analyses: Sequence[Analysis], name: str) -> str:
-    names: set[str] = {getattr(one.about, name) for one in analyses}
+    """Return a field of the runs' subjects, such as `model`, if all share it; otherwise empty."""
+    names: set[str] = {getattr(analysis.about, name) for analysis in analyses}
     if len(names) == 1:
         return names.pop()
     return ""
@@ -68,9 +77,9 @@ def raised(whole: SweepAnalysis) -> list[Raised]:
     """
     placed: list[Placed] = []
     names = {}
-    for child, one in whole.runs:
+    for child, analysis in whole.runs:
         names[child.job] = one_line(child.name)
-        for place, diagnostics in diagnostics_by_place(one) if one else ():
+        for place, diagnostics in diagnostics_by_place(analysis) if analysis else ():
             placed.append((f"run {child.job} · {place}" if place else "", diagnostics))
     for job, diagnostic in whole.slower.items():
         placed.append((f"run {job} {names[job]}", (diagnostic,)))
@@ -80,12 +89,18 @@ def raised(whole: SweepAnalysis) -> list[Raised]:
 def runs(whole: SweepAnalysis, title: str = "", ratios: Mapping[tuple[int, str], str] = {}) -> Grid:
     """Return a table with a line for each run and phase: axes, time and how it ended.
 
+    A line for several points has the range of their times. Rate, memory and energy are shown for a
+    single point.
+
     Args:
+        whole: the sweep with its runs' analyses.
         title: title of the ratio column.
         ratios: time ratio to the run's baseline, with its verdict, by run number and phase.
     """
-    lines = [(child, table) for child, one in whole.runs for table in _by_phase(one)]
-    formats = {child.job: one.about.number_format for child, one in whole.runs if one}
+    lines = [(child, table) for child, analysis in whole.runs for table in _by_phase(analysis)]
+    formats = {
+        child.job: analysis.about.number_format for child, analysis in whole.runs if analysis
+    }
     every, axes = list[Row](), dict[str, str]()
     for child, table in lines:
         every += table
@@ -139,10 +154,10 @@ class Candidate(NamedTuple):
 
 
 def best(candidates: Sequence[Candidate]) -> str:
-    """Return the point with the highest rate, together with points not clearly below it.
+    """Return a sentence: the point with the highest rate, and points not clearly below it.
 
     For example: `best: batch 64, 92 samples/s; batch 16 reaches 98 % of it`. Empty for fewer than
-    two rates.
+    two rates. The line stands below a sweep's table, or below a run's table over batch sizes.
     """
     rated = [(one, rate) for one in candidates if (rate := one.row.samples_per_second)]
     if len(rated) < 2:
@@ -167,13 +182,14 @@ def best(candidates: Sequence[Candidate]) -> str:
 
 
 def best_run(whole: SweepAnalysis) -> str:
-    """Return a sweep's best run, if each run measured a single point with the same phase and size.
+    """Return a sentence about a sweep's best run (see `best`).
 
-    Empty for a sweep over models.
+    Empty unless each run measured a single point with the same phase and size. Also empty for a
+    sweep over models, which do different work.
     """
     candidates, same = [], set()
-    for child, one in whole.runs:
-        timed = _timed(one.rows if one else ())
+    for child, analysis in whole.runs:
+        timed = _timed(analysis.rows if analysis else ())
         if len(timed) > 1 or set(MODEL_AXES) & child.axes.keys():
             return ""
         for row in timed:
@@ -190,19 +206,20 @@ def best_run(whole: SweepAnalysis) -> str:
     return best(candidates)
 
 
-def in_a_line(one: Analysis) -> str:
+def in_a_line(analysis: Analysis) -> str:
     """Return a run's times, rate and remarks by phase.
 
-    For example: `latency 14.6 ms ± 3.9 %, 67 samples/s (drift)`.
+    For example: `latency 14.6 ms ± 3.9 %, 67 samples/s (drift)`. While a sweep runs, the console
+    prints this line for each finished run.
     """
-    by_phase = _by_phase(one)
+    by_phase = _by_phase(analysis)
     parts = []
     for table in by_phase:
         timed = _timed(table)
         text = f"{_kinds(table)} {_times(table)}".strip()
         if len(timed) == 1 and (rate := wording.rate_text(timed[0].samples_per_second)):
             text = ", ".join(filter(None, (text, f"{rate} samples/s")))
-        if remarks := _remarks(one.record.status, table, None):
+        if remarks := _remarks(analysis.record.status, table, None):
             text += f" ({remarks})"
         parts.append(f"{table[0].key.phase} {text}" if len(by_phase) > 1 else text.strip())
     return "; ".join(parts)
@@ -214,8 +231,8 @@ def child_failures(whole: SweepAnalysis) -> list[str]:
     The line has name, status and reason.
     """
     lines = []
-    for child, one in whole.runs:
-        reasons = failures(one.record) if one else []
+    for child, analysis in whole.runs:
+        reasons = failures(analysis.record) if analysis else []
         if not reasons and child.status is not Status.OK:
             reasons.append(child.status.value)
             if child.error:
@@ -226,34 +243,46 @@ def child_failures(whole: SweepAnalysis) -> list[str]:
 
 
 def coverage(table: Iterable[Row]) -> str:
-    """Return the algorithm coverage (share of convolution FLOPs), or its range over rows."""
-    known = [row for row in table if row.value(quantities.COVERAGE) is not None]
-    known.sort(key=methodcaller("value", quantities.COVERAGE))
-    return " … ".join(dict.fromkeys(map(wording.coverage_text, known[:1] + known[-1:])))
+    """Return the algorithm coverage (share of convolution FLOPs), or its range over rows.
+
+    The table of runs shows it.
+    """
+    covered = [row for row in table if row.value(quantities.COVERAGE) is not None]
+    covered.sort(key=methodcaller("value", quantities.COVERAGE))
+    return " … ".join(dict.fromkeys(map(wording.coverage_text, covered[:1] + covered[-1:])))
 
 
 def _axis(name: str, child: SweepChild, formats: Mapping[int, str]) -> str:
+    """Return a run's value on an axis as typed; a precision in words.
+
+    Args:
+        formats: precision in words, by run number, for runs with a record.
+    """
     if name == "precision" and child.job in formats:
         return formats[child.job]
     return one_line(child.axes.get(name, ""))
 
 
 def _kinds(table: Iterable[Row]) -> str:
+    """Return the titles of the rows' representative times."""
     return ", ".join(map(quantities.time_title, wording.time_kinds(table)))
 
 
-def _by_phase(one: Analysis | None) -> list[list[Row]]:
+def _by_phase(analysis: Analysis | None) -> list[list[Row]]:
+    """Return a run's rows by phase; an empty list of rows for a run without any."""
     phases: dict[str, list[Row]] = {}
-    for row in one.rows if one else ():
+    for row in analysis.rows if analysis else ():
         phases.setdefault(row.key.phase, []).append(row)
     return list(phases.values()) or [[]]
 
 
 def _timed(table: Iterable[Row]) -> list[Row]:
+    """Return the rows with a time: those that did not fail."""
     return list(filter(attrgetter("time"), table))
 
 
 def _times(table: Iterable[Row]) -> str:
+    """Return a row's median with its interval, or the range of several medians."""
     medians = [row.time.median for row in table if row.time]
     if len(medians) < 2:
         return "".join(map(wording.interval_text, medians))

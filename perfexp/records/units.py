@@ -1,10 +1,14 @@
-"""Units: format quantities for people. Only this module converts from stored SI units."""
+"""Units: format quantities for people. Only this module converts from stored SI units.
+
+Records and computations use seconds, bytes, joules and hertz. Console, tables, plots and messages
+call these functions last.
+"""
 
 from __future__ import annotations
 
 import math
 
-#: Suffix of a stored name, with the displayed suffix and factor.
+#: Unit at the end of a stored name, with the displayed unit and the factor to convert to it.
 _PRETTY = {
     "seconds": ("ms", 1e3),
     "bytes": ("mib", 1 / 2**20),
@@ -18,7 +22,7 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 def prettify(name: str, value: float, unit: str) -> tuple[str, float]:
     """Convert a stored name and value for display: `epoch_seconds`, 0.5 becomes `epoch_ms`, 500.
 
-    Names without such a unit do not change.
+    Names that do not end in seconds, bytes or hertz do not change. Result CSV files use it.
     """
     if unit not in _PRETTY or not name.endswith(unit):
         return name, value
@@ -27,7 +31,10 @@ def prettify(name: str, value: float, unit: str) -> tuple[str, float]:
 
 
 def format_seconds(seconds: float, significant: int = 3) -> str:
-    """Format a duration: `842 ns`, `12.3 µs`, `1.04 ms`, `2.50 s`, `3 min 20 s`."""
+    """Format a duration: `842 ns`, `12.3 µs`, `1.04 ms`, `2.50 s`, `3 min 20 s`.
+
+    Infinity and NaN become `inf` and `nan`.
+    """
     if not math.isfinite(seconds):
         return str(seconds)
     if seconds >= 100:
@@ -50,7 +57,10 @@ def format_bytes(count: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Format a number with its noun in singular or plural: `1 run`, `2 runs`."""
+    """Format a number with its noun in singular or plural: `1 run`, `2 runs`.
+
+    Messages and headers use it.
+    """
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -67,12 +77,15 @@ def digits(value: float, significant: int = 3) -> str:
 def pretty(value: float, unit: str, *, stated: bool = False, significant: int = 3) -> str:
     """Return a quantity with a decimal prefix, for example `8.10 TFLOP/s`.
 
+    Rooflines and work rates use it.
+
     Args:
         stated: whether this is a data sheet's figure, which keeps its own digits, up to four.
         significant: significant digits for other figures.
     """
     if not stated:
         value = float(f"{value:.{significant - 1}e}")
+    # from 0.9995 a number with three digits rounds up to the next prefix: 1.00 k, not 1000
     scales = (scale for scale in _PREFIXES if abs(value) >= scale[0] * 0.9995)
     factor, prefix = next(scales, (1.0, ""))
     number = value / factor

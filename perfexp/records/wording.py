@@ -1,4 +1,9 @@
-"""Wording: figures as words, the same in every report, with the digits that intervals support."""
+"""Wording: figures as words, the same in every report, with the digits that intervals support.
+
+Console, tables, plots and MLflow descriptions call these functions. An interval is a value with the
+ends of its 95 % confidence interval; both ends are None if it is unknown. `≈` marks a figure whose
+interval is missing or says nothing.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +47,10 @@ def with_width(interval: estimators.Interval, text: str, ends: str = "") -> str:
     """Return a figure's text with the interval's relative half-width, or `no interval`.
 
     If the ends differ by more than a factor of 100, the interval is uninformative and the figure is
-    shown as `≈`.
+    shown as `≈`. Comparisons use it for ratios, reports for times and metrics.
 
     Args:
+        text: the figure as text, for example `62.4 ms`.
         ends: both ends of the interval as text, for example `(24 … 51 ms)`. They replace a
             half-width above 20 %, or above 2 % if their distances differ much.
     """
@@ -71,6 +77,9 @@ def range_text(interval: estimators.Interval, shown: Format = units.format_secon
     """Return the ends of an interval, for example `61.9 … 63.0 ms`; empty without an interval.
 
     A common unit appears once.
+
+    Args:
+        shown: formats a value, by default seconds, with a number of significant digits.
     """
     if interval.low is None or interval.high is None:
         return ""
@@ -84,7 +93,10 @@ def range_text(interval: estimators.Interval, shown: Format = units.format_secon
 
 
 def bare(interval: estimators.Interval, shown: Format = units.format_seconds) -> str:
-    """Return a figure without its interval, with the digits that the interval supports."""
+    """Return a figure without its interval, with the digits that the interval supports.
+
+    Bars in plots and columns without room for intervals show it.
+    """
     figures = supported_digits(interval)
     if _has_ends(interval):
         figures = max(figures, _END_FIGURES)
@@ -92,7 +104,10 @@ def bare(interval: estimators.Interval, shown: Format = units.format_seconds) ->
 
 
 def interval_text(interval: estimators.Interval, shown: Format = units.format_seconds) -> str:
-    """Return a figure with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`."""
+    """Return a figure with its interval: `62.4 ms ± 0.8 %`, or `62.4 ms, no interval`.
+
+    Tables and plots show medians this way.
+    """
     return with_width(interval, bare(interval, shown), range_text(interval, shown))
 
 
@@ -101,7 +116,7 @@ def interval_or_about(
 ) -> str:
     """Return a figure with its interval: `62.4 ms ± 0.8 %`, or `≈ 62.4 ms` without an interval.
 
-    Empty for None.
+    Empty for None. Columns for percentiles and rates show figures this way.
     """
     if interval is None:
         return ""
@@ -111,9 +126,9 @@ def interval_or_about(
 
 
 def rate_text(interval: estimators.Interval | None) -> str:
-    """Return a rate per second with the digits that its interval supports.
+    """Return a rate without unit, with the digits that its interval supports; empty for None.
 
-    `≈` marks a missing interval. Empty for None.
+    `≈` marks a missing interval. For a rate with its interval see `row_rate_text`.
     """
     if interval is None:
         return ""
@@ -129,7 +144,10 @@ def row_rate_text(row: Row) -> str:
 
 
 def rate_notes(rows: Sequence[Row]) -> list[str]:
-    """Return notes on samples/s: missing intervals, and means that differ from the medians."""
+    """Return notes below a table with samples/s; empty if there is nothing to note.
+
+    They are about missing intervals, and about means that differ from the medians in the table.
+    """
     rates = [rate for row in rows if (rate := row.samples_per_second)]
     notes = []
     if any(rate.low is None for rate in rates):
@@ -152,7 +170,7 @@ def rate_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def supported_digits(interval: estimators.Interval) -> int:
-    """Return a figure's significant digits, two to five.
+    """Return the significant digits that an interval supports, two to five; three without one.
 
     Rounding then moves the figure by up to a sixth of its half-width.
     """
@@ -162,8 +180,10 @@ def supported_digits(interval: estimators.Interval) -> int:
     if width == 0:
         return 4
     size = abs(interval.value)
-    digits = math.floor(math.log10(size)) - math.floor(math.log10(width * size / 3)) + 1
-    return min(max(digits, 2), 5)
+    first_place = math.floor(math.log10(size))
+    # a last digit of up to a third of the half-width is rounded by up to half of that
+    last_place = math.floor(math.log10(width * size / 3))
+    return min(max(first_place - last_place + 1, 2), 5)
 
 
 def percent(fraction: float) -> str:
@@ -179,21 +199,28 @@ def percent(fraction: float) -> str:
 
 
 def percent_range(fractions: Iterable[float]) -> str:
-    """Return the range of fractions in percent: `25 … 50 %`, or a single value if equal."""
-    known = sorted(fractions)
-    least, most = percent(known[0]), percent(known[-1])
+    """Return the range of one or more fractions in percent: `25 … 50 %`; one value if equal.
+
+    Notes on algorithm coverage over several points use it.
+    """
+    ascending = sorted(fractions)
+    least, most = percent(ascending[0]), percent(ascending[-1])
     if least == most:
         return most
     return f"{least.removesuffix(' %')} … {most}"
 
 
 def time_kinds(rows: Iterable[Row]) -> list[str]:
-    """Return the names of the rows' representative times, each once."""
+    """Return the names of the rows' representative times (`device`, `latency`, …), each once."""
     return list(dict.fromkeys(row.time_kind for row in rows if row.time_kind))
 
 
 def median_title(kinds: Sequence[str]) -> str:
-    """Return the title for a median column, with the name of the time if there is only one."""
+    """Return the title for a median column, with the name of the time if there is only one.
+
+    Args:
+        kinds: names of the points' representative times, from `time_kinds`.
+    """
     if len(kinds) == 1:
         return f"{quantities.time_title(kinds[0])} p50"
     return "p50"
@@ -210,9 +237,9 @@ def median_text(row: Row) -> str:
 
 
 def scope(rows: Iterable[Row]) -> str:
-    """Return what the intervals cover: `1 process`, `1 to 3 processes`; empty without intervals.
+    """Return what the rows' intervals cover: `1 process`, `1 to 3 processes`, `2 of 3 processes`.
 
-    The text adds runs if variation between runs is most of an interval.
+    The text adds runs if variation between runs is most of an interval. Empty without intervals.
     """
     timed = [row for row in rows if row.time and row.time.median.low is not None]
     counts = {row.processes for row in timed}
@@ -231,7 +258,7 @@ def scope(rows: Iterable[Row]) -> str:
 
 
 def scope_notes(rows: Sequence[Row]) -> list[str]:
-    """Return the meaning of a table's intervals; empty without intervals."""
+    """Return a note below a table: what its `±` means; empty without intervals."""
     source = scope(rows)
     if not source:
         return []
@@ -241,7 +268,10 @@ def scope_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def continuation(rows: Iterable[Row]) -> str:
-    """Return the command that continues an interrupted measurement; empty if it is complete."""
+    """Return the command that continues an interrupted measurement; empty if it is complete.
+
+    It appears in notes below tables and after an interrupted run.
+    """
     unfinished = [row for row in rows if row.unfinished]
     if any(row.in_turn for row in unfinished):
         return "repeating perfexp ab with output_dir=DIR"
@@ -251,13 +281,19 @@ def continuation(rows: Iterable[Row]) -> str:
 
 
 def codes(diagnostics: Iterable[Diagnostic]) -> list[str]:
-    """Return the codes of errors and warnings, each once, most severe first."""
+    """Return the codes of errors and warnings for a table's remarks, each once, most severe first.
+
+    Notes are left out.
+    """
     raised = sorted(diagnostics, key=attrgetter("order"))
     return list(dict.fromkeys(one.code for one in raised if not one.is_note))
 
 
 def epoch_text(epoch: Epoch) -> str:
-    """Return an epoch's figures in a line: `loss 0.412, accuracy 87.20 %, 12,345 samples/s`."""
+    """Return an epoch's figures in a line: `loss 0.412, accuracy 87.20 %, 12,345 samples/s`.
+
+    A training prints it after each epoch.
+    """
     parts = ["loss not finite"]
     if epoch.loss is not None:
         parts = [f"loss {epoch.loss:.4g}"]
@@ -268,7 +304,15 @@ def epoch_text(epoch: Epoch) -> str:
 
 
 def shortage(summaries: Sequence[blockwise.Summary], number: float) -> str:
-    """Return why a percentile has no interval, for example `7 to 109 of 368 effective samples`."""
+    """Return why a percentile has no interval, for example `7 to 109 of 368 effective samples`.
+
+    The note below the table of points shows it.
+
+    Args:
+        summaries: statistics of each point's time.
+        number: the percentile, in percent.
+    """
+    # correlated samples count less: tau of them are worth an independent sample
     counts = [math.floor(summary.n / summary.tau) for summary in summaries]
     least, most = min(counts), max(counts)
     have = str(least)
@@ -301,7 +345,10 @@ def metric_text(metric: Metric | None, basis: estimators.Interval | None = None)
 
 
 def figure_text(row: Row, name: str) -> str:
-    """Return a row's metric as text, with the digits of its basis; empty without a value."""
+    """Return a row's metric as text, with the digits of its basis; empty without a value.
+
+    Table cells show it.
+    """
     if name == quantities.COVERAGE:
         return coverage_text(row)
     metric = row.metric(name)
@@ -335,6 +382,8 @@ def _with_unit(metric: Metric, value: float, figures: int) -> str:
 def metric_title(metric: Metric, kinds: Sequence[str] = ()) -> str:
     """Return a metric's title in a table: its heading, or its name without the unit.
 
+    Tables of metrics use it as a column title.
+
     Args:
         kinds: names of the points' representative times, which work rates are based on.
     """
@@ -345,17 +394,18 @@ def coverage_text(row: Row) -> str:
     """Return the algorithm coverage and its proof: `100 %, 42 % not observed`; empty if unknown.
 
     Torch's own choice is not observed, and some cuDNN kernels are not verified. Older records have
-    no proof.
+    no proof. Table cells and the short answer show it.
     """
-    asked, proven = row.value(quantities.COVERAGE), row.value(quantities.PROVEN)
+    covered, proven = row.value(quantities.COVERAGE), row.value(quantities.PROVEN)
     text, own = metric_text(row.metric(quantities.COVERAGE)), row.own_choice
-    if not asked:
+    if not covered:
         return text
     if proven is None:
         return f"{text}, proof not recorded"
-    rest = asked - proven - own
+    # the covered share is proven, torch's own choice, or the rest
+    rest = covered - proven - own
     if own > _ROUNDING:
-        share = f"{percent(own)} " if asked - own > _ROUNDING else ""
+        share = f"{percent(own)} " if covered - own > _ROUNDING else ""
         text += f", {share}not observed"
         if rest > _ROUNDING:
             text += f", {percent(rest)} not verified"
@@ -370,7 +420,8 @@ def coverage_text(row: Row) -> str:
 def first_prediction_text(first: FirstPrediction) -> str:
     """Return a cold start in parts.
 
-    For example: `3.21 s = process 0.30 s + imports 2.50 s + …; then second call 60.0 ms`.
+    For example: `3.21 s = process 0.30 s + imports 2.50 s + …; then second call 60.0 ms`. Reports
+    show it in the section `cold start`.
     """
     parts = {}
     for name, value in first.parts.items():
@@ -418,6 +469,7 @@ def scaling_text(scaling: Scaling) -> str:
 
 
 def _exponent_text(exponent: estimators.Interval) -> str:
+    """Return a scaling exponent: `1.03 ± 0.04`, or with both ends if the interval is wide."""
     assert exponent.low is not None
     assert exponent.high is not None
     half = max(exponent.value - exponent.low, exponent.high - exponent.value)
@@ -427,6 +479,7 @@ def _exponent_text(exponent: estimators.Interval) -> str:
 
 
 def _growth_text(exponent: estimators.Interval) -> str:
+    """Return whether times clearly grow faster or more slowly than the pixels; otherwise empty."""
     if exponent.low is not None and exponent.low > 1.1:
         return ", growing faster than the pixels"
     if exponent.high is not None and exponent.high < 0.9:
@@ -435,6 +488,7 @@ def _growth_text(exponent: estimators.Interval) -> str:
 
 
 def _to_figures(value: float, figures: int) -> float:
+    """Return a value rounded to significant figures, so that formatting cannot change its unit."""
     return float(f"{value:.{figures - 1}e}")
 
 

@@ -1,6 +1,6 @@
-"""Console: headers, progress and results.
+"""Console: what perfexp prints, namely headers, progress, results, warnings and errors.
 
-Tables and colors on a terminal, plain lines elsewhere.
+Each command has one `Console`. On a terminal it prints tables and colors, elsewhere plain lines.
 """
 
 from __future__ import annotations
@@ -88,6 +88,8 @@ class Console:
     ) -> None:
         """Print a run's subject, its points and the estimated duration.
 
+        A run prints it before it measures.
+
         Args:
             points: the number of points, in words.
             seconds: estimated duration; None if unknown.
@@ -112,7 +114,7 @@ class Console:
             self._line(f"{runs} of {points}, {_how_long(seconds)}", indent=2)
 
     def note(self, message: str) -> None:
-        """Print a line above the results."""
+        """Print a line, also with `quiet`."""
         self._line(message)
 
     def progress(
@@ -128,7 +130,12 @@ class Console:
         )
 
     def show(self, analysis: Analysis, folder: Path, *, tracking: str | None = None) -> None:
-        """Print a run's results, its folder, and how to find it in the tracking store."""
+        """Print a run's results, its folder, and how to find it in the tracking store.
+
+        Args:
+            folder: the run's folder.
+            tracking: console lines of the tracking store, if the run was sent.
+        """
         self._place(folder, self.results(analysis), tracking)
 
     def show_in_sweep(
@@ -149,6 +156,8 @@ class Console:
 
     def results(self, analysis: Analysis) -> int:
         """Print a run's results with its errors, warnings and failures.
+
+        `show` calls it; `perfexp.measure` uses it for the text of a record.
 
         Returns:
             Number of warnings left out.
@@ -174,6 +183,7 @@ class Console:
 
         Args:
             folder: the sweep's folder; None if there is none.
+            tracking: console lines of the tracking store, if the sweep was sent.
         """
         self.show_sections(of_sweep(whole, is_brief=not self._verbose))
         more = self._raised(sweep_summary.raised(whole))
@@ -182,20 +192,28 @@ class Console:
             self._place(folder, more, tracking)
 
     def show_grid(self, title: str, grid: Grid | None, *, not_measured: Sequence[str] = ()) -> None:
-        """Print a table below its title, at most as wide as the terminal, and failures below it."""
+        """Print a table below its title, at most as wide as the terminal, and failures below it.
+
+        Args:
+            grid: the table; None if there is nothing to show but failures.
+            not_measured: a line for each failure.
+        """
         self.show_sections([Section(one_line(title), grid or ())])
         self.show_lines(NOT_MEASURED, not_measured, style="red")
 
     def show_lines(
         self, title: str, lines: Sequence[str], *, style: str = "", indent: int = 2
     ) -> None:
-        """Print a title and lines below it. Without lines, print nothing."""
+        """Print a title and lines below it. Without lines, print nothing.
+
+        Lines that begin with a severity, such as `warning:`, have its color.
+        """
         if lines and title:
             self._line(title, style=f"bold {style}".strip())
         for line in filter(None, lines):
-            own = _STYLES.get(line.partition(":")[0], "")
+            color = _STYLES.get(line.partition(":")[0], "")
             words = "".join(letter if letter.isprintable() else " " for letter in line.strip())
-            self._line(words, style=own, indent=indent + len(line) - len(line.lstrip()))
+            self._line(words, style=color, indent=indent + len(line) - len(line.lstrip()))
 
     def error(self, message: str) -> None:
         """Print an error on stderr."""
@@ -206,11 +224,15 @@ class Console:
         self._alert("warning", "yellow", message)
 
     def _alert(self, severity: str, color: str, message: str) -> None:
+        """Print a message on stderr behind its severity, without credentials."""
         lines = "\n".join(map(one_line, mask(message).splitlines()))
         self._err.print(Text.assemble((f"{severity}: ", f"bold {color}"), lines), soft_wrap=True)
 
     def show_sections(self, parts: Iterable[Section]) -> None:
-        """Print sections. The first title is left out if a header has already printed it."""
+        """Print sections. The first title is left out if a header has already printed it.
+
+        Commands that show other documents than runs, such as comparisons, call it directly.
+        """
         for number, (title, content) in enumerate(parts):
             if not number and title == self._headed:
                 title = ""
@@ -229,6 +251,7 @@ class Console:
                 self.show_lines(title, content or [""], style=style)
 
     def _result_lines(self, rows: Sequence[Row]) -> None:
+        """Print a line with the time of each point, as `quiet` shows them."""
         fields = distinguishing(row.key for row in rows)
         for row in rows:
             if row.time:
@@ -256,6 +279,7 @@ class Console:
         return len(warnings[most:])
 
     def _grid(self, grid: Grid) -> None:
+        """Print a table, as several tables if it is wider than the terminal, and its notes."""
         width = self._out.width - 2
         for part in grid.parts(width):
             if not part.columns:
@@ -267,6 +291,7 @@ class Console:
             self._line(note, indent=2)
 
     def _line(self, text: str, *, style: str = "", indent: int = 0) -> None:
+        """Print a line that may wrap, in a rich style, indented by terminal cells."""
         words = Text(printable(text), style=style, overflow="fold")
         self._out.print(Padding(words, (0, 0, 0, indent), expand=False), width=self._page)
 
@@ -288,7 +313,8 @@ class Console:
 def lines_of(show: Callable[[Console], object]) -> list[str]:
     """Return what a function prints on a console, as plain lines.
 
-    Prose is at most 100 characters wide; tables are not cut.
+    Prose is at most 100 characters wide; tables are not cut. A record's text form in Python
+    (`print(record)`) comes from it.
     """
     out = io.StringIO()
     show(Console(out=out, page=_PAGE))
@@ -296,6 +322,7 @@ def lines_of(show: Callable[[Console], object]) -> list[str]:
 
 
 def _how_long(seconds: float | None) -> str:
+    """Return an estimated duration as part of a header."""
     if seconds is None:
         return "duration unknown"
     return f"measuring takes about {units.format_seconds(seconds, 2)}, more if calls are slow"

@@ -1,4 +1,8 @@
-"""Record sections as a Markdown page: report.md, and run descriptions in tracking stores."""
+"""Markdown: a record's sections as a page, for report.md and run descriptions in MLflow.
+
+The page is narrow enough for MLflow. Texts from records are escaped, so that they cannot add links
+or images.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,9 @@ _CODE_WIDTH, _LONGEST_WORD = 76, 68
 
 
 def markdown(analysis: Analysis, plots: Sequence[str] = ()) -> str:
-    """Return a record's sections as a page.
+    """Return a record's sections as a page, with environment and command.
+
+    The run writes it as report.md, and MLflow shows it as the run's description.
 
     Args:
         plots: file names of plots beside the page; they follow the first section.
@@ -33,13 +39,19 @@ def markdown(analysis: Analysis, plots: Sequence[str] = ()) -> str:
 
 
 def comparison(compared: Comparison) -> str:
-    """Return a whole comparison as a page."""
+    """Return a whole comparison (`perfexp compare`) as a page.
+
+    It becomes comparison.md, and the description of a comparison in MLflow.
+    """
     parts = comparison_table.sections(compared, has_kernels=True)
     return "\n".join(["# Comparison\n", *map(section, parts)])
 
 
 def section(part: Section) -> str:
-    """Return a section as Markdown, with a final line break."""
+    """Return a section as Markdown, with a final line break.
+
+    Pages of runs and comparisons, and descriptions of sweeps consist of such sections.
+    """
     title = escape_markdown(part.title[:1].upper() + part.title[1:])
     if isinstance(part.content, Grid):
         text = part.content.markdown()
@@ -62,7 +74,10 @@ def _list(lines: Iterable[str]) -> str:
 
 
 def code(command: str) -> str:
-    """Return a command as a code block that fits the page and can be pasted into a shell."""
+    """Return a command as a code block that fits the page and can be pasted into a shell.
+
+    Lines that are too long for the page continue after a backslash.
+    """
     try:
         words = shlex.split(one_line(command))
     except ValueError:  # a foreign record may hold anything

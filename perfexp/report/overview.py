@@ -1,4 +1,7 @@
-"""Record tables for readers, narrowed to fields that vary and figures that exist."""
+"""Overview: a record's tables for readers, narrowed to fields that vary and figures that exist.
+
+`sections` puts them in order. A row is a point, with its processes combined (`records.rows`).
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,12 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from perfexp.records import metric_notes, quantities, units, wording
+from perfexp.records import quantities, units, wording
 from perfexp.records.analysis import Analysis
 from perfexp.records.grid import Column, Grid
 from perfexp.records.point_times import GRAPH
 from perfexp.records.record import Epoch, Key, Metric, Point, Record, Status, without_replicate
+from perfexp.records.remarks import energy_notes, estimate_notes, peak_notes, speedup_notes
 from perfexp.records.rows import Row
 from perfexp.records.subject import distinguishing, field_text, label, varying
 from perfexp.report.tables import convolutions
@@ -24,7 +28,7 @@ _RANKS = "ranks/"
 #: Shares of a step lost to multi-rank training, and the share that remains.
 _LOSSES = (quantities.COMMUNICATION, quantities.STATISTICS, quantities.CONTENTION)
 _SHARES = (quantities.EFFICIENCY, *_LOSSES)
-#: Clock and power under load: title, factor and unit by fact.
+#: Clock and power under load: title, factor from SI units and unit, by fact.
 _LOADS = {
     "loaded_sm_clock_hertz": ("SM clock", 1e-6, "MHz"),
     "loaded_power_watts": ("power", 1.0, "W"),
@@ -38,7 +42,7 @@ _OF_EPOCH = {
     "accuracy": "accuracy",
     "learning_rate": "learning rate",
 }
-#: Captions for a measurement's times.
+#: Captions for a measurement's times in the short answer, by series name.
 CAPTIONS = {
     name: time.caption if name.startswith("device") else name
     for name, time in quantities.TIMES.items()
@@ -47,7 +51,7 @@ _TITLES = {"input_size": "size", "batch_size": "batch"}
 
 
 def brief_points(rows: Sequence[Row]) -> Grid:
-    """Return a row per point: time, throughput, memory, and how it ended."""
+    """Return the short table: a row per point with time, throughput, memory, and how it ended."""
     columns = key_columns(rows)
     kinds = wording.time_kinds(rows)
     if len(kinds) == 1:
@@ -61,6 +65,7 @@ def brief_points(rows: Sequence[Row]) -> Grid:
 
 
 def _common_columns(rows: Sequence[Row]) -> Iterator[Column]:
+    """Yield the columns of the short and the main table: samples/s, tokens/s and memory."""
     yield Column("samples/s", map(wording.row_rate_text, rows), rank=1)
     tokens = [wording.figure_text(row, quantities.TOKENS_RATE).partition(" tok")[0] for row in rows]
     yield Column("tokens/s", tokens, rank=10)
@@ -113,7 +118,7 @@ def points(analysis: Analysis) -> Grid:
 
 
 def _other_time(name: str, row: Row) -> str:
-    """Return a time with its interval, unless it is the row's main time."""
+    """Return a time with its interval; empty if it is the row's main time or was not measured."""
     time = row.times.get(name)
     if time and row.time_kind != name:
         return wording.interval_or_about(time.median)
@@ -121,7 +126,12 @@ def _other_time(name: str, row: Row) -> str:
 
 
 def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
-    """Yield why a percentile has no interval at some points."""
+    """Yield a note why a percentile has no interval at some points; nothing if all have one.
+
+    Args:
+        number: the percentile, in percent.
+        title: title of its column.
+    """
     measured, missing = 0, []
     for row in rows:
         if interval := row.percentile(number):
@@ -136,7 +146,10 @@ def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
 
 
 def phases(rows: Sequence[Row]) -> Grid | None:
-    """Return the time per phase of a call; None if no call was split into two or more phases."""
+    """Return the median time of each phase of a call, such as forward and backward.
+
+    None if no call was split into two or more phases.
+    """
     split, names, shares = list[Row](), dict[str, float](), list[str]()
     for row in rows:
         if len(row.phases) > 1:
@@ -154,13 +167,17 @@ def phases(rows: Sequence[Row]) -> Grid | None:
 
 
 def _phase_text(name: str, row: Row) -> str:
+    """Return the median time of a phase; empty if the row's calls do not have it."""
     if name not in row.phases:
         return ""
     return wording.bare(estimators.Interval(value=row.phases[name], low=None, high=None))
 
 
 def epochs(record: Record) -> Grid | None:
-    """Return figures for each training epoch; None without epochs."""
+    """Return figures for each training epoch; None without epochs.
+
+    Reports show the table if the run trained whole epochs.
+    """
     keys, every, titles = list[Key](), list[Epoch](), dict(_OF_EPOCH)
     numbers, times = list[str](), list[str]()
     for point in record.points:
@@ -181,6 +198,7 @@ def epochs(record: Record) -> Grid | None:
 
 
 def _epoch_text(name: str, epoch: Epoch) -> str:
+    """Return a figure of an epoch with four digits; empty without a value."""
     value = epoch.figures.get(name)
     if value is None:
         return ""
@@ -188,7 +206,10 @@ def _epoch_text(name: str, epoch: Epoch) -> str:
 
 
 def metrics(analysis: Analysis) -> Grid:
-    """Return the other metrics, with notes. The grid has no columns if there are no metrics."""
+    """Return the metrics that no other table has, a column each, with notes that define them.
+
+    The grid has no columns if there are no metrics.
+    """
     rows, kinds = analysis.rows, wording.time_kinds(analysis.rows)
     names, titles = set[str](), dict[str, str]()
     shown, having = list[Metric](), list[Row]()
@@ -209,12 +230,12 @@ def metrics(analysis: Analysis) -> Grid:
     notes = _reasons(rows, names)
     if quantities.COVERAGE in titles:
         notes += convolutions.coverage(analysis.record)
-    notes += metric_notes.peaks(analysis, shown)
+    notes += peak_notes(analysis, shown)
     if {quantities.MFU, quantities.MFU_OF_CEILING} & titles.keys():
         notes += convolutions.saved_multiplications(analysis.record)
-    notes += metric_notes.speedups(analysis, shown)
-    notes += metric_notes.estimated(shown, kinds)
-    notes += metric_notes.energies(rows, shown)
+    notes += speedup_notes(analysis, shown)
+    notes += estimate_notes(shown, kinds)
+    notes += energy_notes(rows, shown)
     return Grid(columns, notes)
 
 
@@ -222,42 +243,46 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
     """Return why metrics are missing: each reason once, with the number of points it affects.
 
     Reasons that a warning already gives are left out.
+
+    Args:
+        names: names of the metrics to look for.
     """
     warned = list[str | int | float]()
     points, lacking = Counter[str](), dict[str, list[Metric]]()
     for row in rows:
-        for one in row.doubts:
-            if not one.is_note:
-                warned += (one.fields or {}).values()
+        for doubt in row.doubts:
+            if not doubt.is_note:
+                warned += (doubt.fields or {}).values()
         for metric in row.metrics:
             if metric.name in names:
                 points[metric.name] += 1
                 if metric.reason:
                     lacking.setdefault(metric.reason, []).append(metric)
-    found = []
+    reasons = []
     for reason, missing in lacking.items():
         if reason not in warned:
             text = f"no {', '.join(_distinct(map(wording.metric_title, missing)))}"
             name, count = Counter(metric.name for metric in missing).most_common(1)[0]
             if count < points[name]:
                 text += f" at {count} of {points[name]} points"
-            found.append(f"{text}: {reason}")
-    return found
+            reasons.append(f"{text}: {reason}")
+    return reasons
 
 
 def loads(record: Record) -> list[str]:
     """Return clock and power while the device works, as medians over all processes.
 
     Boards report average power, so power is left out if a process kept its device busy too briefly.
+    Reports show them in a section of their own.
     """
     pooled: dict[tuple[Key, str], dict[str, list[float]]] = {}
     for point in record.points:
         for fact in _LOADS:
             for series, readings in point.facts.get(fact, {}).items():
                 facts = pooled.setdefault((without_replicate(point.key), series), {})
-                known = facts.setdefault(fact, [])
+                pooled_readings = facts.setdefault(fact, [])
                 if fact != "loaded_power_watts" or _is_long(point, series):
-                    known += readings
+                    pooled_readings += readings
     fields = distinguishing(key for key, _ in pooled)
     lines = []
     for (key, series), facts in pooled.items():
@@ -267,6 +292,7 @@ def loads(record: Record) -> list[str]:
 
 
 def _load_text(fact: str, readings: Sequence[float]) -> str:
+    """Return the median of clock or power readings, or why there are none."""
     title, factor, unit = _LOADS[fact]
     if not readings:
         short = f"the device worked for less than {_AVERAGED_SECONDS:g} s"
@@ -304,25 +330,33 @@ def ranks(record: Record) -> list[str]:
 
 
 def _rank_metrics(point: Point) -> dict[str, Metric]:
+    """Return a point's multi-rank metrics by name; empty if it ran on one rank."""
     return {metric.name: metric for metric in point.metrics if metric.name.startswith(_RANKS)}
 
 
 def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
+    """Yield the rates of all ranks, then the scaling efficiency and the losses with intervals.
+
+    Bursts are short loops that all ranks run together, to check the rate.
+
+    Args:
+        words_of: words for a share, by metric name.
+    """
     metrics = _rank_metrics(point)
     together = metrics.pop(quantities.RANKS_RATE, None)
-    own, shares = list[float](), dict[str, float]()
+    rates, shares = list[float](), dict[str, float]()
     for name, metric in metrics.items():
         if metric.value is not None:
             if name in _SHARES:
                 shares[name] = metric.value
             else:
-                own.append(metric.value)
+                rates.append(metric.value)
     if together is not None:
         rate = together.reason or ""
         if together.value is not None:
             rate = f"{units.digits(together.value, 3)} samples/s"
-        if own:
-            ends = dict.fromkeys((units.digits(min(own), 3), units.digits(max(own), 3)))
+        if rates:
+            ends = dict.fromkeys((units.digits(min(rates), 3), units.digits(max(rates), 3)))
             rate += f", each {' … '.join(ends)} while all work"
         alone = point.find_series("ranks/alone")
         if alone and alone.measured:
@@ -330,9 +364,9 @@ def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
             rate += f"; one rank alone {units.digits(rate_alone, 3)} samples/s"
         yield f"check by bursts: together {rate}"
     intervals: Mapping[str, Any] = point.facts.get("ranks") or {}
-    known = [name for name in _SHARES if name in shares]
+    shown = [name for name in _SHARES if name in shares]
     # efficiency, then the largest loss first
-    for name in sorted(known, key=lambda name: (name in _LOSSES, -shares[name])):
+    for name in sorted(shown, key=lambda name: (name in _LOSSES, -shares[name])):
         interval = intervals.get(name.removeprefix(_RANKS)) or {}
         low, high = interval.get("low"), interval.get("high")
         text = "no interval"
@@ -342,18 +376,25 @@ def _rank_parts(point: Point, words_of: Mapping[str, str]) -> Iterator[str]:
 
 
 def key_columns(rows: Iterable[Row]) -> list[Column]:
-    """Return columns for key fields that vary; size and batch size if none does."""
+    """Return columns for key fields that vary; size and batch size if none does.
+
+    They come first in each table, so that a row says which point it is.
+    """
     keys = [row.key for row in rows]
     return _columns_of(keys, distinguishing(keys))
 
 
 def remarks(row: Row) -> str:
-    """Return the codes of a point's errors and warnings, behind its status if it failed."""
+    """Return the codes of a point's errors and warnings, behind its status if it failed.
+
+    The last column of the tables of points shows them.
+    """
     words = wording.codes(row.doubts)
     return ", ".join(words if row.status is Status.OK else [row.status.value, *words])
 
 
 def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
+    """Return a key column for each field, with a cell per key."""
     columns = []
     for name in fields:
         texts = [field_text(key, name) for key in keys]
@@ -362,4 +403,5 @@ def _columns_of(keys: Sequence[Key], fields: Sequence[str]) -> list[Column]:
 
 
 def _distinct(words: Iterable[str | None]) -> list[str]:
+    """Return the words that are not empty, each once, in order."""
     return list(dict.fromkeys(word for word in words if word))

@@ -1,4 +1,8 @@
-"""Run progress, drawn only when a worker event arrives: nothing runs here while calls are timed."""
+"""Run progress, drawn only when a worker event arrives: nothing runs here while calls are timed.
+
+The parent process passes the worker's messages on (`run.job`). They arrive between blocks of timed
+calls, so drawing costs the measurement nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,8 @@ class Whole:
 
     Args:
         total: number of runs; None if unknown.
-        noun: word for a run.
+        noun: word for a run, or `process` if the parts are processes of the same runs.
+        clock: returns seconds from any start.
     """
 
     def __init__(
@@ -34,12 +39,16 @@ class Whole:
         self._start, self._is_measured = clock(), False
         #: Whether the current run differs from the previous processes' run.
         self.is_another = True
-        self.seconds: list[float] = []  # durations of measured runs
+        #: Durations of the measured runs.
+        self.seconds: list[float] = []
         #: Estimated duration of a run, used until the first run has been measured.
         self.estimated_seconds: float | None = None
 
     def begin(self, number: int, name: str) -> None:
-        """Start run `number`, counted from 1, which ends the previous run."""
+        """Start run `number`, counted from 1, which ends the previous run.
+
+        Sweeps call it for each run, also for runs that are complete already.
+        """
         now = self._clock()
         self.is_another = (number, name) != (self.number, self._name)
         if self._is_measured:  # runs that were complete before, or refused, do not count
@@ -65,7 +74,10 @@ class Whole:
 
     @property
     def left_text(self) -> str:
-        """Return the estimated remaining time; empty if unknown."""
+        """Return the sweep's estimated remaining time in words; empty if unknown.
+
+        The estimate before the first measured run comes from the plan.
+        """
         seconds = self.estimated_seconds
         if self.seconds:
             seconds = sum(self.seconds) / len(self.seconds)
@@ -81,6 +93,12 @@ class Progress:
     On a terminal a bar is drawn only when an event arrives: no thread refreshes it. Elsewhere
     (`plain`) each finished point is a line. With `quiet` only the cause of a wait is printed, on
     `err`.
+
+    Args:
+        console: rich console for the bar and lines, on stdout.
+        err: rich console on stderr.
+        clock: returns seconds from any start.
+        whole: the sweep that the run belongs to, which has a bar of its own; None outside a sweep.
     """
 
     def __init__(
@@ -97,6 +115,7 @@ class Progress:
         self._clock, self._whole = clock, whole
         self._total = self._finished = 0
         self._key = ""
+        #: Estimate at the time `_updated`; None if unknown.
         self._left_seconds: float | None = None
         self._updated = clock()
         self._bar = _bar(console, clock, disable=plain or quiet)
@@ -115,6 +134,8 @@ class Progress:
     def started(self, total: int, finished: int = 0) -> None:
         """Note that a worker runs.
 
+        The parent calls it when it starts a worker, which then loads the model.
+
         Args:
             total: number of points.
             finished: points that already have a result.
@@ -125,7 +146,8 @@ class Progress:
     def begun(self) -> None:
         """Note that measuring begins.
 
-        Without a bar, print a line when another run of a sweep begins.
+        Without a bar, print a line when another run of a sweep begins. The parent calls it when a
+        worker sends its first point.
         """
         if self._whole:
             self._whole.measure()
@@ -188,12 +210,13 @@ class Progress:
 
     @property
     def left_text(self) -> str:
-        """Return the run's estimated remaining time; empty if unknown or exceeded."""
+        """Return the run's estimated remaining time in words; empty if unknown or exceeded."""
         if self._left_seconds is None:
             return ""
         return _left(self._left_seconds - (self._clock() - self._updated))
 
     def _draw(self, what: str) -> None:
+        """Draw the sweep's bar, if any, and the run's bar with the current activity."""
         if self._whole and self._of_whole is not None:
             self._update(
                 self._of_whole,
@@ -208,14 +231,17 @@ class Progress:
     def _update(
         self, task: rich.progress.TaskID, total: int | None, completed: int, what: str, left: str
     ) -> None:
+        """Set what one of the bars shows, to be drawn on the next refresh."""
         self._bar.update(task, total=total, completed=completed, what=one_line(what), left=left)
 
     def _print(self, line: str) -> None:
+        """Print a line that stays above the bar, on stderr if quiet."""
         console = self._err if self._quiet else self._console
         console.print(Text(one_line(line)), soft_wrap=True)
 
 
 def _left(seconds: float) -> str:
+    """Return a remaining time in words, for example `about 3 min 20 s left`; empty from 0 down."""
     if seconds > 0:
         return f"about {units.format_seconds(seconds, 2)} left"
     return ""
@@ -224,7 +250,10 @@ def _left(seconds: float) -> str:
 def _bar(
     console: rich.console.Console, clock: Callable[[], float], *, disable: bool
 ) -> rich.progress.Progress:
-    """Return a bar that draws only on `refresh` and disappears at the end."""
+    """Return a bar that draws only on `refresh` and disappears at the end.
+
+    It shows finished and all points, the current activity and the remaining time.
+    """
     what = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return rich.progress.Progress(
         rich.progress.BarColumn(bar_width=20),

@@ -1,4 +1,7 @@
-"""Files that people read, for runs and sweeps: CSV tables, PNG plots and Markdown reports."""
+"""Files that people read, for runs and sweeps: CSV tables, PNG plots and Markdown reports.
+
+The parent process writes them when a run or sweep ends, beside record.json or sweep.json.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,10 @@ def _contents(
 
 
 def write_sweep(whole: SweepAnalysis, folder: Path) -> list[Artifact]:
-    """Write a sweep's table and plot, and return all its files.
+    """Write a sweep's table and plot, and return all its files, as in `write`.
+
+    Args:
+        folder: the sweep's folder.
 
     Raises:
         OSError: the folder cannot be written.
@@ -111,6 +117,7 @@ def write_sweep(whole: SweepAnalysis, folder: Path) -> list[Artifact]:
 
 
 def _artifacts(kinds: Mapping[Path, str], root: Path) -> list[Artifact]:
+    """Return the files that exist, with their kinds, relative to the folder."""
     artifacts = []
     for path, kind in kinds.items():
         if path.is_file():
@@ -128,16 +135,18 @@ def _of_profiles(record: Record, paths: RunPaths) -> list[Path]:
 
 
 def _png(plot: Chart | Bars | Strips | None) -> bytes | None:
+    """Return a plot as PNG; None for None."""
     if plot is None:
         return None
-    from perfexp.report.plots import drawing
+    from perfexp.report.plots import drawing  # matplotlib imports slowly
 
     return drawing.draw(plot)
 
 
 def _layers_png(record: Record) -> bytes | None:
+    """Return the layer plot as PNG; None unless layers were profiled."""
     if layer_tables.representative_point(record) is None:
         return None
-    from perfexp.report.plots import layer_plot
+    from perfexp.report.plots import layer_plot  # matplotlib imports slowly
 
     return layer_plot.draw(record)

@@ -1,4 +1,9 @@
-"""Run status: progress from results and expected points. All remaining times come from here."""
+"""Run status: progress from results and expected points. All remaining times come from here.
+
+`perfexp status` shows a `Tally` of points over the runs of a folder. Headers, dry runs and progress
+bars use the same estimates. Points are of four kinds: timed points, first predictions (cold
+starts), layers and profiles.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +40,11 @@ _LAYERS_SECONDS, _PROFILE_SECONDS = 4.0, 60.0
 
 
 class Result(msgspec.Struct, kw_only=True):
-    """A line from points.jsonl without its samples, which take up most of it."""
+    """A line from points.jsonl without its samples, which take up most of it.
+
+    Attributes:
+        wall_seconds: duration of the measurement; None in records of earlier versions.
+    """
 
     key: Key
     status: Status
@@ -43,7 +52,10 @@ class Result(msgspec.Struct, kw_only=True):
 
 
 def measured_seconds(results: Iterable[Result | Point]) -> list[float]:
-    """Return the wall time of each timed point that succeeded."""
+    """Return the wall time of each timed point that succeeded.
+
+    Remaining times are estimated from their median.
+    """
     seconds = []
     for result in results:
         if result.key.is_timed and result.status is Status.OK and result.wall_seconds is not None:
@@ -61,7 +73,8 @@ def median_seconds(seconds: Sequence[float]) -> float | None:
 def counted_points(*runs: Iterable[Key]) -> str:
     """Return the number of timed points across runs, and their processes, in words.
 
-    For example `1 point in 3 processes` or `10 points, 3 of them in 3 processes`.
+    For example `1 point in 3 processes` or `10 points, 3 of them in 3 processes`. Headers of runs
+    and sweeps show it.
     """
     processes = list[int]()
     for keys in runs:
@@ -109,6 +122,7 @@ class RunProgress:
     """The progress of one run.
 
     Attributes:
+        results: points that have a result.
         expected: the run's points; None if unknown.
         point_seconds: time per timed point, as limited by the run's settings; None if unknown.
         running: whether a process is measuring the run.
@@ -132,7 +146,10 @@ class RunProgress:
 
     @property
     def gpu(self) -> str:
-        """Return the configured device's name."""
+        """Return the configured device's name.
+
+        Times are only transferred between runs on the same device.
+        """
         node = self.plan.get("gpu")
         name = node.get("name") if isinstance(node, Mapping) else node
         return one_line(str(name or "unknown"))
@@ -145,6 +162,8 @@ class Tally:
     Attributes:
         points: counts by kind of point and status. Status None counts points without a result.
         is_known: whether all runs' expected points are known.
+        running: number of runs that a process is measuring.
+        refused: number of refused runs.
         left_seconds: estimated time for points without a result; None if unknown.
     """
 
@@ -163,7 +182,10 @@ class Tally:
 
     @property
     def complete(self) -> bool:
-        """Return whether all expected points are known and have succeeded."""
+        """Return whether all expected points are known and have succeeded.
+
+        `perfexp status` exits with 0 only then.
+        """
         statuses = set().union(*self.points.values())
         return statuses <= {Status.OK} and self.is_known and not (self.running or self.refused)
 
@@ -200,7 +222,10 @@ class Tally:
 
 
 def results(text: bytes) -> dict[Key, Result]:
-    """Parse points.jsonl.
+    """Return the results in a points.jsonl, by point.
+
+    Args:
+        text: content of the file.
 
     Raises:
         UserError: a line before the last cannot be read.
@@ -233,14 +258,21 @@ class Pace:
         self._medians = {kind: median_seconds(values) for kind, values in seconds.items()}
 
     def seconds_planned(self, run: RunProgress, planned: PlannedRun) -> float | None:
-        """Estimate the time for a run that has not begun; return None if unknown."""
+        """Return the estimated seconds for a run that has not begun; None if unknown.
+
+        The sweep's own estimate comes first, otherwise the pace of other runs.
+        """
         point_seconds = self._medians.get((run.about, run.gpu)) or self._medians.get(None)
         if planned.seconds is not None or point_seconds is None:
             return planned.seconds
         return _IMPORT_SECONDS + _START_SECONDS + planned.points.get(_TIMED, 0) * point_seconds
 
     def seconds_left(self, run: RunProgress, left: Collection[Key]) -> float | None:
-        """Estimate the time for points without a result; return None if unknown."""
+        """Return the estimated seconds for a run's points without a result; None if unknown.
+
+        Args:
+            left: these points.
+        """
         candidates = (
             median_seconds(measured_seconds(run.results.values())),
             run.point_seconds,
@@ -253,7 +285,10 @@ class Pace:
 
 
 def tally(runs: Sequence[RunProgress], pace: Pace) -> Tally:
-    """Count points across runs."""
+    """Return the points of several runs, counted by kind and status, with the remaining time.
+
+    Each cell of `perfexp status` is such a tally.
+    """
     total = Tally()
     for run in runs:
         if run.refusal is not None:
@@ -276,7 +311,7 @@ def tally(runs: Sequence[RunProgress], pace: Pace) -> Tally:
 
 
 def matrix(runs: Sequence[RunProgress], pace: Pace) -> Grid:
-    """Tabulate a folder's runs: models down, algorithms across.
+    """Return a table of tallies of a folder's runs: models down, algorithms across.
 
     Precision, mode and device appear only if they vary.
     """
@@ -301,11 +336,15 @@ def matrix(runs: Sequence[RunProgress], pace: Pace) -> Grid:
 
 
 def points_by_kind(keys: Iterable[Key]) -> Counter[str]:
-    """Count timed points, first predictions, layers and profiles."""
+    """Return the number of points of each kind: timed, first prediction, layers, profile.
+
+    A sweep stores them for each planned run, so that its status is known before runs begin.
+    """
     return Counter(map(_kind, keys))
 
 
 def _failures(counter: Counter[Status | None]) -> list[tuple[str, int]]:
+    """Return statuses other than ok with their counts; points without a result are `missing`."""
     failures = []
     for status in (*Status, None):
         if status is not Status.OK and counter[status]:
@@ -314,6 +353,7 @@ def _failures(counter: Counter[Status | None]) -> list[tuple[str, int]]:
 
 
 def _kind(key: Key) -> str:
+    """Return the kind of a point for a tally."""
     if is_profile(key):
         return _PROFILE
     if is_layers(key):

@@ -1,4 +1,8 @@
-"""Record sections in their order, for the console, report.md, the HTML page and tracking stores."""
+"""Record sections in their order, for the console, report.md, the HTML page and tracking stores.
+
+A section is a title with a table or lines. `brief` is the console's short answer, `sections` the
+full report.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from perfexp.errors import UserError
 from perfexp.host import gpu_sheets
 from perfexp.host.installation import conf_dir
 from perfexp.plan.override_keys import key_of, line_to_type
-from perfexp.records import profile_summary, quantities, sweep_summary, units, wording
+from perfexp.records import profile_summary, quantities, seeds, sweep_summary, units, wording
 from perfexp.records.analysis import Analysis, SweepAnalysis
 from perfexp.records.grid import Commands, Grid, Section
 from perfexp.records.record import Record, is_layers
@@ -26,8 +30,9 @@ from perfexp.roofline import of_record
 
 #: Layer limit for a roofline table.
 _MOST_LAYERS = 15
-#: Formats for facts, by the unit that ends their name, up to an implausible value.
+#: Larger facts are implausible and shown unformatted.
 _MOST = 1e18
+#: Formats for facts, by the unit that ends their name.
 _FORMATS: dict[str, Callable[[float], str]] = {
     "bytes": units.format_bytes,
     "seconds": units.format_seconds,
@@ -36,7 +41,10 @@ NOT_MEASURED = "not measured"
 
 
 def brief(analysis: Analysis) -> list[Section]:
-    """Return the short answer: figures for one point or a row per point, and extra results."""
+    """Return the short answer: figures for one point or a row per point, and extra results.
+
+    The console prints it after a run.
+    """
     table, record = analysis.rows, analysis.record
     figures: Grid | list[str]
     if len(table) == 1:
@@ -45,7 +53,11 @@ def brief(analysis: Analysis) -> list[Section]:
     else:
         figures = overview.brief_points(table)
         shown = figures.markdown()
-    below = [sweep_summary.best(_batches(table)), *_asked(analysis), *overview.ranks(record)]
+    below = [
+        sweep_summary.best(_batches(table)),
+        *_requested_results(analysis),
+        *overview.ranks(record),
+    ]
     if any(row.time for row in table):
         signs = []
         if scope := wording.scope(table):
@@ -61,11 +73,12 @@ def brief(analysis: Analysis) -> list[Section]:
 
 
 def _without_empty(parts: Iterable[Section]) -> list[Section]:
+    """Return the sections that have content."""
     return [part for part in parts if part.content]
 
 
 def _figures(row: Row, percentiles: Iterable[float]) -> list[str]:
-    """Return one measurement's figures, one line each."""
+    """Return one measurement's figures as lines with aligned titles: times, throughput, energy."""
     parts = {name: [wording.interval_or_about(time.median)] for name, time in row.times.items()}
     parts.pop("throughput", None)
     for number in percentiles:
@@ -100,22 +113,28 @@ def _batches(table: Sequence[Row]) -> list[sweep_summary.Candidate]:
     return candidates
 
 
-def _asked(analysis: Analysis) -> Iterator[str]:
+def _requested_results(analysis: Analysis) -> Iterator[str]:
     """Yield lines on requested results other than times, e.g. epochs and cold starts."""
+    to_accuracy = _to_accuracy(analysis)
+    yield from to_accuracy
     for point in analysis.record.points:
-        if point.epochs:
+        if point.epochs and not to_accuracy:
             yield f"epoch {point.epochs[-1].number}: {wording.epoch_text(point.epochs[-1])}"
     for first in analysis.cold_starts:
         yield f"cold start  {wording.first_prediction_text(first).partition(' = ')[0]}"
     if texts := list(dict.fromkeys(filter(None, map(wording.coverage_text, analysis.rows)))):
         yield f"algorithm coverage  {' … '.join(texts)}"
-    own = [point for point in analysis.record.points if not point.key.replicate]
-    for text in convolutions.sentences(msgspec.structs.replace(analysis.record, points=own)):
+    first_process = [point for point in analysis.record.points if not point.key.replicate]
+    for text in convolutions.sentences(
+        msgspec.structs.replace(analysis.record, points=first_process)
+    ):
         yield text.partition(";")[0]  # the rest explains how it was measured
 
 
 def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
     """Return a record's sections, without empty ones.
+
+    report.md, `perfexp show -v` and HTML pages consist of them.
 
     Args:
         is_whole: whether to include ceilings, environment and command.
@@ -128,6 +147,7 @@ def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
     for raised in raised_diagnostics(analysis):
         diagnostics += raised.lines
     parts += [
+        Section("time to accuracy", _to_accuracy(analysis)),
         Section("scaling with the input size", scaling_lines(analysis)),
         Section("convolutions", convolutions.sentences(record)),
         Section("attention", convolutions.attention(record)),
@@ -167,7 +187,7 @@ def of_sweep(whole: SweepAnalysis, *, is_brief: bool = False) -> list[Section]:
 
 
 def _shown(title: str, grid: Grid | None, *, is_split: bool = False) -> Iterator[Section]:
-    """Yield a table as sections. A single row becomes lines.
+    """Yield a table as sections; a table with a single row becomes lines. Nothing for None.
 
     Args:
         is_split: whether to show figures that all rows share as lines, too.
@@ -186,7 +206,17 @@ def _shown(title: str, grid: Grid | None, *, is_split: bool = False) -> Iterator
         yield Section(title, rest)
 
 
+def _to_accuracy(analysis: Analysis) -> list[str]:
+    """Return the times and accuracies of trainings to a target; points are named if they vary."""
+    fields, lines = varying(row.key for row in analysis.rows), list[str]()
+    for row in analysis.rows:
+        for text in seeds.sentences(row):
+            lines.append(f"{label(row.key, fields)}: {text}" if fields else text)
+    return lines
+
+
 def _cold_starts(analysis: Analysis) -> list[str]:
+    """Return a line for each cold start, with its label unless there is only one."""
     firsts = analysis.cold_starts
     shapes = {(row.key.input_size, row.key.batch_size) for row in analysis.rows}
     texts = []
@@ -198,11 +228,13 @@ def _cold_starts(analysis: Analysis) -> list[str]:
 
 
 def _layers(record: Record) -> Iterator[Section]:
+    """Yield the table of the longest layers, if layers were profiled."""
     if table := layer_tables.table(record):
         yield Section(f"layers: {table[0]}", table[1])
 
 
 def _profile(record: Record) -> Iterator[Section]:
+    """Yield what profilers found, and commands to profile a marked call, if any did."""
     yield Section("profile", profile_summary.sentences(record))
     for title, grid in profile_summary.tables(record):
         yield Section(title, grid)
@@ -210,7 +242,10 @@ def _profile(record: Record) -> Iterator[Section]:
 
 
 def _rooflines(record: Record) -> Iterator[Section]:
-    """Yield the longest layers of each phase with their shares of the ceilings, if known."""
+    """Yield the longest layers of each phase with their shares of the ceilings, if known.
+
+    Data sheets in conf/gpu give the ceilings; without them nothing is shown.
+    """
     if not any(is_layers(point.key) for point in record.points):
         return
     try:
@@ -225,7 +260,10 @@ def _rooflines(record: Record) -> Iterator[Section]:
 
 
 def _environment(record: Record) -> list[str]:
-    """Return how the run ended and the main environment facts; record.json has the rest."""
+    """Return how the run ended and the main environment facts; record.json has the rest.
+
+    It is a section of report.md and of MLflow's description.
+    """
     environment = record.environment
     facts: dict[str, Any] = {
         "status": record.status.value,
@@ -259,6 +297,7 @@ def _environment(record: Record) -> list[str]:
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
+    """Return a mapping as it is, and an empty mapping for anything else: a record is data."""
     if isinstance(value, Mapping):
         return value
     return {}

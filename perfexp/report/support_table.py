@@ -1,4 +1,8 @@
-"""Tables of the algorithms that support a model's convolutions, from `perfexp.worker.answers`."""
+"""Support table: the algorithms that can compute a model's convolutions, layer by layer.
+
+`perfexp list algorithms model=NAME` shows it. A worker answers the survey on the device
+(`perfexp.worker.answers`): for each layer, algorithm and pass, the backend or the reason why not.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from perfexp.records.grid import Column, Grid
 from perfexp.records.subject import number_format, one_line
 from perfexp.records.units import format_bytes
 
-#: JSON values.
+#: A worker's answer as JSON values: model, point, device, and `layers` with their `algorithms`.
 Survey = Mapping[str, Any]
 
 #: Cell for an algorithm that can't compute a layer.
@@ -20,7 +24,10 @@ _NAMED = 3
 
 
 def subject(survey: Survey) -> str:
-    """Return a survey's model, phase, size, precision and device in one line."""
+    """Return a survey's model, phase, size, precision and device in one line.
+
+    It is the title of the table.
+    """
     height, width = survey["input_size"]
     size = height if height == width else f"{height}x{width}"
     parts = (survey["model"], survey["phase"], size, f"batch {survey['batch_size']}")
@@ -53,7 +60,7 @@ def table(survey: Survey) -> Grid:
 
 
 def _alike(algorithms: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
-    """Group a layer's passes by their support, with one cell per algorithm."""
+    """Return a layer's passes grouped by their support; a group's key has a cell per algorithm."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for which in next(iter(algorithms.values())):
         cells = tuple(_cell(name, answers[which]) for name, answers in algorithms.items())
@@ -62,12 +69,12 @@ def _alike(algorithms: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
 
 
 def refusals(survey: Survey, *, every: bool) -> Grid:
-    """Return unsupported layers, grouped by reason.
+    """Return a table of unsupported layers, grouped by reason.
 
     Args:
         every: whether to name all layers, not only the first few.
     """
-    found = []
+    refused = []
     for layer, algorithm, answers in _answers(survey):
         reasons: dict[str, list[str]] = {}
         for which, answer in answers.items():
@@ -77,32 +84,38 @@ def refusals(survey: Survey, *, every: bool) -> Grid:
             name = algorithm
             if len(passes) < len(answers):
                 name += f" ({_passes_text(passes)})"
-            found.append((name, reason, _layer_name(layer)))
-    return _reasons(found, every=every)
+            refused.append((name, reason, _layer_name(layer)))
+    return _reasons(refused, every=every)
 
 
 def passed_over(survey: Survey) -> Grid:
-    """Return why preferred backends cannot compute a layer."""
-    found = []
+    """Return a table of the reasons why preferred backends cannot compute a layer.
+
+    An algorithm with several backends uses the first that can.
+    """
+    passed = []
     for layer, algorithm, answers in _answers(survey):
         for backend, reason in answers["forward"]["passed_over"].items():
             if backend not in reason.lower():
                 reason = f"{backend}: {reason}"
-            found.append((algorithm, reason, _layer_name(layer)))
-    return _reasons(found, every=True)
+            passed.append((algorithm, reason, _layer_name(layer)))
+    return _reasons(passed, every=True)
 
 
 def _answers(survey: Survey) -> Iterator[tuple[Mapping[str, Any], str, Mapping[str, Any]]]:
+    """Yield each layer and algorithm with its answers by pass."""
     for layer in survey["layers"]:
         for algorithm, answers in layer["algorithms"].items():
             yield layer, algorithm, answers
 
 
 def _trains(survey: Survey) -> bool:
+    """Return whether the survey is about training, with backward passes."""
     return bool(survey["phase"] == "train")
 
 
 def _cell(algorithm: str, answer: Mapping[str, Any]) -> str:
+    """Return the backend for a pass with its workspace, cuDNN's guess, or `NOT`."""
     if answer["reason"] is not None:
         return NOT
     if algorithm == "guess":
@@ -129,6 +142,10 @@ def shape_text(layer: Mapping[str, Any]) -> str:
 
 
 def _layer_name(layer: Mapping[str, Any]) -> str:
+    """Return the first of equal layers' names, with the number of the others.
+
+    Convolutions with equal shapes and settings are one entry of the survey.
+    """
     first, *others = layer["names"]
     name = first or "the model"  # is a convolution itself
     if others:
@@ -137,13 +154,17 @@ def _layer_name(layer: Mapping[str, Any]) -> str:
 
 
 def _passes_text(passes: Sequence[str]) -> str:
+    """Return the short names of passes, such as `fwd+data`; `all` for all three."""
     if len(passes) == len(_PASSES):
         return "all"
     return "+".join(_PASSES[which] for which in passes)
 
 
 def _notes(survey: Survey) -> Iterator[str]:
-    """Yield explanations for the table's words, and the survey's diagnostics."""
+    """Yield explanations for the table's words, and the survey's diagnostics.
+
+    They stand below the support table.
+    """
     if "guess" in survey["algorithms"]:
         yield "guess: what cuDNN's heuristic ranks first"
     yield "shape: channels, kernel, s: stride, d: dilation, g: groups, height × width of the inputs"
@@ -161,13 +182,17 @@ def _notes(survey: Survey) -> Iterator[str]:
         yield f"  help: {diagnostic['remedy']}"
 
 
-def _reasons(found: Iterable[tuple[str, str, str]], *, every: bool) -> Grid:
+def _reasons(refused: Iterable[tuple[str, str, str]], *, every: bool) -> Grid:
     """Return algorithms, reasons and layers as a table.
 
     Algorithms that refuse the same layers for the same reason share a line.
+
+    Args:
+        refused: algorithm, reason and layer.
+        every: whether to name all layers, not only the first few.
     """
     grouped: dict[tuple[str, str], list[str]] = {}
-    for algorithm, reason, layer in found:
+    for algorithm, reason, layer in refused:
         grouped.setdefault((algorithm, reason), []).append(layer)
     lines: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for (algorithm, reason), layers in grouped.items():

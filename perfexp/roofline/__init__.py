@@ -3,8 +3,10 @@
 May import: host, records.
 Used by: commands, comparison, measuring, report.
 
-`of_csv` reads ncu's output, and `of_record` a run's layers, by the analytic work of each layer.
-`perfexp.report.plots.roofline_files` draws and writes.
+A roofline compares work (FLOPs and bytes) and its time with a device's ceilings: peak FLOP/s and
+memory bandwidth. `of_csv` reads kernels from the output of ncu (NVIDIA Nsight Compute), and
+`of_record` a run's layers with their analytic work. Both return a `Roofline`;
+`perfexp.report.plots.roofline_files` draws and writes it.
 """
 
 from perfexp.roofline.assemble import of_csv, of_record

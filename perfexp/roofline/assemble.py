@@ -1,4 +1,8 @@
-"""Rooflines from the launches in an ncu file or the layers in a record."""
+"""Assemble a roofline from the kernel launches in an ncu file, or from the layers in a record.
+
+`listing` parses the file and `counters` computes each launch's work. `peaks` has the ceilings,
+`placement` the result. `caveats` adds its notes.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +42,14 @@ from perfexp.roofline.placement import (
     together,
 )
 
-#: What a run can do for a device without a data sheet.
+#: Advice for a device without a data sheet.
 _MEASURE_CEILINGS = (
     "Or repeat the run with probes.ceilings=true in another output_dir: it measures what a "
     "matrix product and a copy reach on the device, which become the ceilings."
 )
-#: Passes with known bytes; data and kernels without a row occur in every pass.
+#: Passes with known bytes; data and kernels without a layer occur in every pass.
 _FORWARD = ("forward", "data", "unattributed")
+#: Points that a note names; further ones are counted.
 _MAX_NAMED = 3
 #: Plan algorithms that leave the choice for each convolution to others.
 _CHOSEN_BY_OTHERS = ("default", "fastest", "benchmark", "guess", "onednn")
@@ -60,7 +65,10 @@ def of_csv(
 ) -> Roofline:
     """Return the roofline of an ncu CSV.
 
+    `perfexp roofline CSV` and profiled runs call it.
+
     Args:
+        path: CSV file, which also names the roofline.
         peaks: peaks that take precedence over the file's own.
         text: CSV contents, if `path` is the report it was exported from.
         sheets: data sheets to search for the GPU in the file.
@@ -85,7 +93,7 @@ def of_record(
     """Return the rooflines of a record's layers by phase, for example `inference` or `train`.
 
     Each phase shows its largest point. The arguments are the same as for `of_csv`. The default
-    title names the run and the point.
+    title names the run and the point. The report of a run and `perfexp roofline DIR` call it.
 
     Raises:
         UserError: the record has no layers, or peaks are missing.
@@ -113,6 +121,12 @@ def of_record(
 
 
 def _not_drawn(smaller: Sequence[Point], largest: Point) -> Iterator[str]:
+    """Yield a note about points with layers that the roofline leaves out.
+
+    Args:
+        smaller: points that are left out.
+        largest: point that is drawn.
+    """
     if not smaller:
         return
     names = ", ".join(
@@ -143,6 +157,8 @@ def recorded(table: Listing) -> tuple[Peaks, str]:
 
 def of_listing(table: Listing, peaks: Peaks, title: str) -> Roofline:
     """Return the roofline of a parsed ncu file.
+
+    Launches are summed by kernel name, and by NVTX range with all ranges around it.
 
     Raises:
         UserError: metrics or peaks are missing.
@@ -192,12 +208,15 @@ def _roofline(
     """Return a roofline without notes.
 
     Args:
+        total: load of all launches or layers.
         parts: name, place and load of each part, slowest first.
         ranges: name, owner and load of each range.
         launches: kernel, ranges and load of each launch.
+        is_analytic: whether the parts are layers, whose work is analytic.
     """
 
     def row(level: str, number: str, label: str, part: tuple[str, str, Load]) -> RooflineRow:
+        """Return a part's row, with its shares of the peaks and of the total time."""
         name, where, load = part
         return RooflineRow(
             level=level,
@@ -214,20 +233,21 @@ def _roofline(
     if not is_analytic:
         level, names = "kernel", list(map(kernel_names.short, names))
     rows: list[RooflineRow] = []
+    # number and label of a part by its name, for its launches
     part_of: dict[str, tuple[str, str]] = {}
     for label, part in zip(kernel_names.numbered(names), parts, strict=True):
         own = row(level, str(len(rows) + 1), label, part)
         rows.append(own)
         part_of[own.name] = own.number, own.label
-    of_ranges = tuple(row("range", f"R{n}", one[0], one) for n, one in enumerate(ranges, 1))
-    of_launches = tuple(row("launch", *part_of[one[0]], one) for one in launches)
+    range_rows = [row("range", f"R{n}", part[0], part) for n, part in enumerate(ranges, 1)]
+    launch_rows = [row("launch", *part_of[launch[0]], launch) for launch in launches]
     return Roofline(
         title=title,
         peaks=peaks,
         parts=tuple(rows),
-        ranges=of_ranges,
+        ranges=tuple(range_rows),
         total=row("total", "", "total", ("total", "", total)),
-        launches=of_launches,
+        launches=tuple(launch_rows),
         analytic=is_analytic,
     )
 
@@ -262,6 +282,10 @@ def _load(work: Counted, peaks: Peaks) -> Load | None:
 
 
 def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
+    """Raise `UserError` if a file has no launch with time, FLOPs and bytes.
+
+    The message names the missing metrics and how to collect them.
+    """
     has_seconds = has_flops = has_dram = has_l2 = is_complete = False
     unsized = set[str]()
     for work in counted:
@@ -304,6 +328,7 @@ def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
 
 
 def _check_peaks(table: Listing, peaks: Peaks) -> None:
+    """Raise `UserError` if a ceiling is unknown."""
     if not peaks.flops_per_second or not peaks.dram_bytes_per_second:
         device = table.product or "an unnamed GPU"
         capability = next((launch.capability for launch in table.launches if launch.capability), "")
@@ -313,6 +338,7 @@ def _check_peaks(table: Listing, peaks: Peaks) -> None:
 
 
 def _unknown_peaks(device: str, peaks: Peaks, *, is_gpu: bool = True) -> str:
+    """Return which peaks of a device are unknown, and what to do."""
     missing = []
     if not peaks.flops_per_second:
         missing.append("FLOP/s")
@@ -332,6 +358,16 @@ def _unknown_peaks(device: str, peaks: Peaks, *, is_gpu: bool = True) -> str:
 
 
 def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Roofline:
+    """Return the roofline of one point's layers.
+
+    Args:
+        record: the run.
+        point: result with timed layers in its facts.
+        peaks: ceilings for all its number formats.
+
+    Raises:
+        UserError: no layer took time, or a ceiling is unknown.
+    """
     formats = _formats(record, point)
     lines = point.facts["layers"]["lines"]
     algorithm = _algorithm_of_all(record)
@@ -354,6 +390,7 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
 
 
 def _formats(record: Record, point: Point) -> Formats:
+    """Return the number formats that a point's convolutions and matrix products used."""
     if point.key.precision == USUAL_PRECISION:
         return Formats.of_flags(tf32_flags(record.environment) or (False, False))
     name = point.key.precision.removeprefix("amp_")
@@ -361,11 +398,15 @@ def _formats(record: Record, point: Point) -> Formats:
 
 
 def _analytic(lines: Sequence[Mapping[str, Any]], formats: Formats, algorithm: str) -> Load:
-    """Return the work in some lines.
+    """Return the time and analytic work of some layers.
 
-    Lines with known work cover the whole call, so other lines add nothing. Lines without time
-    count too: one operator may do the work for several layers. Only forward passes have known
-    bytes.
+    A line is a layer in one pass. Lines with known work cover the whole call, so other lines add
+    nothing. Lines without time count too: one operator may do the work for several layers. Only
+    forward passes have known bytes.
+
+    Args:
+        lines: layer lines from the point's facts.
+        algorithm: algorithm of all convolutions; empty if it is unknown.
     """
     timed = [line for line in lines if seconds_of(line) > 0]
     flops: defaultdict[str, float] = defaultdict(float)
@@ -409,7 +450,7 @@ def _may_multiply_less(line: Mapping[str, Any], algorithm: str) -> bool:
 
 
 def _layer(line: Mapping[str, Any]) -> str:
-    """Return a line's name, with the pass unless it is the forward pass."""
+    """Return a layer's name, with the pass unless it is the forward pass."""
     name, which = name_of(line), pass_of(line)
     if not isinstance(line["key"], Mapping) or which in ("forward", name):
         return name

@@ -1,4 +1,4 @@
-"""Caveats of a roofline: estimates, missing figures, foreign peaks, incomplete training steps."""
+"""Notes below a roofline: estimates, missing figures, foreign peaks, incomplete training steps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from perfexp.roofline.placement import PROCESS, THREAD, Basis, Roofline
 _BUSY = 0.2
 #: Largest relative difference between a memory ceiling and the peak behind the file's percentages.
 _CONTRADICTION = 0.1
-#: Share of the time from which a gap is reported.
-_WORTH_A_NOTE = 0.005
+#: Smallest share of the time that a note reports.
+_MIN_TIME_SHARE = 0.005
 _FORWARD = re.compile(r"forward|fwd", re.IGNORECASE)
 _BACKWARD = re.compile(r"backward|bwd", re.IGNORECASE)
 _TRAINING = re.compile(r"train|backward|bwd|optimi[sz]er", re.IGNORECASE)
@@ -28,10 +28,12 @@ _MIN_FORWARD = 5
 
 
 def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -> Iterator[str]:
-    """Yield the caveats about an ncu file.
+    """Yield the notes on a roofline from an ncu file.
+
+    `assemble` adds them to the roofline.
 
     Args:
-        counted: the complete launches.
+        counted: work of the launches that have time, FLOPs and bytes.
         launches: number of all launches.
     """
     yield from _foreign(roofline)
@@ -74,7 +76,13 @@ def of_counters(roofline: Roofline, counted: Sequence[Counted], launches: int) -
 
 
 def of_definitions(roofline: Roofline, diagnostics: Sequence[Diagnostic]) -> Iterator[str]:
-    """Yield the caveats about a record's layers, with the diagnostics about their times."""
+    """Yield the notes on a roofline from a record's layers.
+
+    `assemble` adds them to the roofline.
+
+    Args:
+        diagnostics: doubts about the layers' times.
+    """
     yield from _foreign(roofline)
     yield from map(str, diagnostics)
     yield (
@@ -84,7 +92,7 @@ def of_definitions(roofline: Roofline, diagnostics: Sequence[Diagnostic]) -> Ite
         "this is not an error."
     )
     unknown = sum(row.time_share for row in roofline.parts if row.binds is None)
-    if unknown >= _WORTH_A_NOTE:
+    if unknown >= _MIN_TIME_SHARE:
         yield (
             f"{unknown:.0%} of the time is in rows without analytic FLOPs or bytes, "
             "such as backward passes."
@@ -93,6 +101,7 @@ def of_definitions(roofline: Roofline, diagnostics: Sequence[Diagnostic]) -> Ite
 
 
 def _foreign(roofline: Roofline) -> Iterator[str]:
+    """Yield a note if the peaks belong to another device than the measured one."""
     peaks = roofline.peaks
     if peaks.foreign:
         yield (
@@ -103,7 +112,7 @@ def _foreign(roofline: Roofline) -> Iterator[str]:
 
 
 def _contradictions(roofline: Roofline, counted: Sequence[Counted]) -> Iterator[str]:
-    """Yield a caveat if a memory ceiling differs from the peak behind ncu's percentages.
+    """Yield a note if a memory ceiling differs from the peak behind ncu's percentages.
 
     `dram__throughput` is the utilization of the busiest memory part. A launch's bandwidth divided
     by it is a lower bound for the peak, so the largest quotient is compared.
@@ -124,13 +133,14 @@ def _contradictions(roofline: Roofline, counted: Sequence[Counted]) -> Iterator[
 
 
 def _without_ceiling(roofline: Roofline) -> Iterator[str]:
+    """Yield notes on FLOPs without a known peak, and on time without FLOPs."""
     flops = roofline.total.load.flops or {}
     if kinds := [kind for kind, amount in flops.items() if amount and not roofline.peaks.of(kind)]:
         yield (
             f"No peak is known for {', '.join(kinds)}: these FLOPs are counted and have no ceiling."
         )
     without = sum(row.time_share for row in roofline.parts if row.load.total_flops == 0)
-    if without >= _WORTH_A_NOTE:
+    if without >= _MIN_TIME_SHARE:
         yield (
             f"{without:.0%} of the time is in {roofline.noun} without a FLOP, "
             "which have no place in the plot."
@@ -145,7 +155,7 @@ def missing_backward(launches: Mapping[str, int]) -> str | None:
     mechanics").
 
     Args:
-        launches: number of kernels in each range.
+        launches: number of kernels by range path, such as `step/forward`.
     """
     if not any(map(_TRAINING.search, launches)):
         return None
@@ -164,7 +174,7 @@ def missing_backward(launches: Mapping[str, int]) -> str | None:
 
 
 def _launches_in(launches: Mapping[str, int], name: re.Pattern[str]) -> int:
-    """Return the kernel count in the outermost ranges with a name."""
+    """Return the number of kernels in the outermost ranges whose name matches."""
     total = 0
     for path, count in launches.items():
         parent, _, own = path.rpartition("/")

@@ -1,21 +1,20 @@
-"""Launch FLOPs and bytes from any set of ncu counters.
+"""Compute a launch's FLOPs and bytes from any set of ncu counters.
 
 * **CUDA-core FLOPs** are additions + products + 2 × fused multiply-adds in unmasked threads, per
-  precision. Half-precision instructions are packed: each counts for two numbers, as in ncu's own
-  roofline sections (for example `derived__…_hadd_pred_on_x2`, `…_hfma_pred_on_x4`). Code that uses
-  one half of a pair is counted twice too high.
+precision. Half-precision instructions are packed: each counts for two numbers, as in ncu's own
+roofline sections (for example `derived__…_hadd_pred_on_x2`, `…_hfma_pred_on_x4`). Code that uses
+one half of a pair is counted twice too high.
 * **Tensor-core FLOPs** are `sm__ops_path_tensor_src_*`, which count operations. A
-  multiply-accumulate counts as two. NVIDIA recommends these counters because instruction sizes
-  differ per variant and chip:
-  https://forums.developer.nvidia.com/t/275450
-  If only pipe instructions were counted, `HMMA_FLOPS` gives the usual size: an estimate.
+multiply-accumulate counts as two. NVIDIA recommends these counters because instruction sizes differ
+per variant and chip: https://forums.developer.nvidia.com/t/275450 If only pipe instructions were
+counted, `HMMA_FLOPS` gives the usual size: an estimate.
 * **Bytes** are DRAM bytes, read and written, and L2 bytes if counted.
 * `ncu --set roofline` gives rates: a count per cycle, times cycles per second, times the duration.
-  Sources: ncu's section files SpeedOfLight_HierarchicalSingleRooflineChart, …HalfRooflineChart,
-  …TensorRooflineChart.
+Sources: ncu's section files SpeedOfLight_HierarchicalSingleRooflineChart, …HalfRooflineChart,
+…TensorRooflineChart.
 * **Percentages of peak** alone give rates relative to a stated peak. `sm__throughput` describes
-  the busiest SM part, such as the load/store unit, so it is an upper bound for FLOPs (ncu's
-  Profiling Guide, "Metrics Guide").
+the busiest SM part, such as the load/store unit, so it is an upper bound for FLOPs (ncu's Profiling
+Guide, "Metrics Guide").
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 
 from perfexp.roofline.listing import KernelLaunch
 
+#: Prefixes of a counter, and its name for one kind of instruction.
 _UNITS = ("smsp", "sm", "derived")
 _OPERATION = "sass_thread_inst_executed_op_{}_pred_on"
 #: FLOPs per CUDA-core instruction, by data type.
@@ -105,7 +105,7 @@ _NOT_SINGLE = re.compile(
 
 
 def wanted(name: str) -> bool:
-    """Return whether a roofline needs an ncu metric."""
+    """Return whether a roofline needs an ncu metric; other metrics in a file are skipped."""
     return name in _NAMES or bool(_COUNTER.fullmatch(name) or _DERIVED.fullmatch(name))
 
 
@@ -114,6 +114,7 @@ class Counted:
     """The work in one launch; None if no metric gives a quantity.
 
     Attributes:
+        seconds: duration.
         flops: FLOPs by data type, for example `fp32`, `half` or `tensor fp16`.
         sm_share: `sm__throughput`, as a fraction.
         dram_share: `dram__throughput`, as a fraction.
@@ -134,7 +135,10 @@ class Counted:
 
 
 def count(launch: KernelLaunch) -> Counted:
-    """Return the work in a launch."""
+    """Return the work in a launch, from whichever counters it has.
+
+    `assemble` calls it for each launch.
+    """
     seconds, amounts = _amounts(launch.metrics)
     flops, lacking = _core_flops(amounts)
     moves = _remove_moves(launch.kernel, flops)
@@ -154,9 +158,10 @@ def count(launch: KernelLaunch) -> Counted:
 
 
 def recorded_peaks(launch: KernelLaunch) -> dict[str, float]:
-    """Return the peaks that ncu recorded with a launch, per second at its clocks.
+    """Return the peaks that ncu recorded with a launch, in FLOP/s and bytes/s at its clocks.
 
-    The names are `dram`, `l2`, `fp32`, `fp64_vector` and `half`.
+    The names are `dram`, `l2`, `fp32`, `fp64_vector` and `half`. They are the ceilings of a GPU
+    without a data sheet.
     """
     seconds, amounts = _amounts(launch.metrics)
     peaks = {}
@@ -171,13 +176,15 @@ def recorded_peaks(launch: KernelLaunch) -> dict[str, float]:
 
 
 def _first(metrics: Mapping[str, float], names: Iterable[str]) -> float | None:
+    """Return the value of the first metric that is there; None if none is."""
     return next((metrics[name] for name in names if name in metrics), None)
 
 
 def _amounts(metrics: Mapping[str, float]) -> tuple[float | None, dict[str, float]]:
-    """Return a launch's duration, and its counters by their names without a form.
+    """Return a launch's duration in seconds, and its counts by counter name.
 
-    Values are sums, or rates times the duration.
+    A metric is a counter with a form: its sum, or a rate per second or cycle, which is multiplied
+    by the duration.
     """
     seconds, clock = _first(metrics, _SECONDS), _first(metrics, _CLOCKS)
     if seconds is None and _CYCLES in metrics and metrics.get(_SM_CLOCK):
@@ -234,9 +241,13 @@ def _core_flops(amounts: Mapping[str, float]) -> tuple[dict[str, float], list[st
 def _tensor_flops(
     amounts: Mapping[str, float], capability: str
 ) -> tuple[dict[str, float], bool, list[str]]:
-    """Return tensor-core FLOPs, whether they are estimated, and unusable counters.
+    """Return tensor-core FLOPs by data type, whether they are estimated, and unusable counters.
 
     A counter is unusable if its instruction size is unknown.
+
+    Args:
+        amounts: counts by counter name.
+        capability: compute capability of the GPU, for example `7.5`.
     """
     by_source: dict[str, dict[str, float]] = {}
     pipes: dict[str, float] = {}
@@ -264,7 +275,10 @@ def _tensor_flops(
 def _without_overlap(counts: Mapping[str, float]) -> float:
     """Return the operations on one source type from overlapping counters.
 
-    Counters exist for all operations, by destination, and with or without sparsity.
+    Counters exist for all operations, by destination type, and with or without sparsity.
+
+    Args:
+        counts: operations by the rest of the counter's name.
     """
     if "" in counts:
         return counts[""]

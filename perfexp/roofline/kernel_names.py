@@ -1,4 +1,7 @@
-"""Short labels of kernels, with a number where kernels share a short name."""
+"""Short labels of kernels, with a number where kernels share a short name.
+
+A CUDA kernel's full name has hundreds of characters, mostly template arguments.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ _GENERAL = (
 
 
 def short(kernel: str) -> str:
-    """Return a kernel name without its types.
+    """Return a kernel name without its namespace, types and arguments.
 
-    A general torch kernel is preceded by the functor that specializes it.
+    A general torch kernel is preceded by the functor that specializes it, for example `MulFunctor ·
+    vectorized_elementwise_kernel`. Tables and plots of rooflines label kernels with it.
     """
     bare = _outside(_outside(_ANONYMOUS.sub("", kernel), "(", ")"), "<", ">").strip()
     name = bare.split(" ")[-1].rsplit("::", 1)[-1] or kernel.strip()
@@ -46,7 +50,10 @@ def _outside(text: str, opening: str, closing: str) -> str:
 
 
 def numbered(texts: Iterable[str]) -> list[str]:
-    """Return the texts, with numbers for repetitions: `conv1`, `conv1 #2`."""
+    """Return the texts, with numbers for repetitions: `conv1`, `conv1 #2`.
+
+    Rows with equal labels could not be distinguished.
+    """
     counts = Counter[str]()
     result = []
     for text in texts:
@@ -58,7 +65,10 @@ def numbered(texts: Iterable[str]) -> list[str]:
 
 
 def cut(label: str, length: int) -> str:
-    """Return a label without its middle if it is too long, since both ends distinguish it."""
+    """Return a label without its middle if it is too long, since both ends distinguish it.
+
+    Labels in plots are shortened by it.
+    """
     half = (length - 1) // 2
     if len(label) <= length:
         return label

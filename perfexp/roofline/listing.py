@@ -1,9 +1,8 @@
-"""ncu's CSV in any of its forms, parsed into kernel launches with their metrics in SI.
+"""Parse ncu's CSV in any of its forms into kernel launches with their metrics in SI units.
 
 The forms of `ncu --csv` are long (`--page details`, a line per metric, units in a column) and wide
 (`--page raw`, a line per launch, units in the second line). Source: Nsight Compute CLI, "Console
-Output",
-https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html
+Output", https://docs.nvidia.com/nsight-compute/NsightComputeCli/index.html
 """
 
 from __future__ import annotations
@@ -51,6 +50,7 @@ _OTHER_TOOLS = {
 }
 #: Number of a process-wide range, before its domain; a range of a thread has none.
 _RANGE_NUMBER = re.compile(r"^\d+:(?=[^:]*:)")
+#: Values below zero that a note names; further ones are counted.
 _MAX_NAMED = 3
 #: Limit on a file, since all of it is read into memory.
 _MAX_BYTES = 1 << 29
@@ -64,6 +64,7 @@ class KernelLaunch:
     """One kernel launch.
 
     Attributes:
+        kernel: full kernel name.
         stack: the launching thread's push/pop ranges, outermost first.
         spans: the process's open start/end ranges.
         capability: compute capability, for example `7.5`.
@@ -79,11 +80,12 @@ class KernelLaunch:
 
 @dataclass(kw_only=True)
 class Listing:
-    """The contents of a file.
+    """The contents of an ncu file.
 
     Attributes:
         source: file name for messages.
         product: GPU name; empty if the file has none.
+        launches: kernel launches in their order.
         names: all metric names, including unwanted metrics.
         unavailable: metrics that ncu could not measure (`n/a`).
         notes: caveats about the file.
@@ -98,7 +100,10 @@ class Listing:
 
 
 def read(path: Path, wanted: Callable[[str], bool]) -> Listing:
-    """Read the wanted metrics from a file, which may not be a link.
+    """Read a file's launches with the wanted metrics; the file may not be a link.
+
+    Args:
+        wanted: returns whether a metric is needed, by its name.
 
     Raises:
         UserError: the file is missing, empty, cut off, from another tool, or in an unknown encoding
@@ -114,7 +119,10 @@ def read(path: Path, wanted: Callable[[str], bool]) -> Listing:
 
 
 def is_listing(path: Path) -> bool:
-    """Return whether a file has ncu's columns."""
+    """Return whether a file has ncu's columns; only its beginning is read.
+
+    `perfexp roofline DIR` finds ncu's files in a run's folder by it.
+    """
     try:
         with path.open("rb") as file:
             text = _decode(file.read(2**16), str(path), is_whole=False)
@@ -124,7 +132,14 @@ def is_listing(path: Path) -> bool:
 
 
 def _decode(content: bytes, source: str, *, is_whole: bool = True) -> str:
-    """Decode UTF-8 with or without a byte order mark, or UTF-16, which PowerShell's `>` writes."""
+    """Decode UTF-8 with or without a byte-order mark, or UTF-16, which PowerShell's `>` writes.
+
+    Args:
+        is_whole: whether the content may not end within a character.
+
+    Raises:
+        UserError: it is not text in one of these encodings.
+    """
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         encoding = "utf-16"
     elif content[:200].count(0) > len(content[:200]) // 4:
@@ -148,7 +163,7 @@ def _decode(content: bytes, source: str, *, is_whole: bool = True) -> str:
 
 
 def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
-    """Parse a CSV; see `read`."""
+    """Parse a CSV; `source` is its name for messages. See `read` for errors."""
     if not text.strip():
         raise UserError(
             f"{source} is empty. ncu leaves such a file after a failure; "
@@ -186,7 +201,15 @@ def parse(text: str, source: str, wanted: Callable[[str], bool]) -> Listing:
 
 
 def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str]) -> list[str]:
-    """Add a table's launches, and return its values below zero with their places."""
+    """Add a table's launches to a listing, and return its values below zero with their places.
+
+    Args:
+        cells: the table's metrics, launch by launch.
+        needed: names of the wanted metrics.
+
+    Raises:
+        UserError: a value has an unknown unit, or is a number in another locale.
+    """
     for cell in cells:
         if "__" in cell.name and is_of_locale(cell.text):
             raise UserError(
@@ -226,16 +249,22 @@ def _add(listing: Listing, cells: Sequence[_Cell], needed: Collection[str]) -> l
 
 
 def _place(listing: Listing, cell: _Cell) -> str:
+    """Return file, metric and line of a cell, for messages."""
     return f"{listing.source}: {cell.name} at line {cell.line}"
 
 
 def _is_unit(cell: _Cell) -> bool:
+    """Return whether a cell has a unit that fits its metric."""
     pattern = next((pattern for part, pattern in _UNITS.items() if part in cell.name), ".*")
     return re.fullmatch(pattern, cell.unit.strip().lower()) is not None
 
 
 def _header(lines: Sequence[str], source: str) -> tuple[int, str, list[str]]:
-    """Return the header's index, its delimiter, and the columns."""
+    """Return the header's index, its delimiter, and its columns.
+
+    Raises:
+        UserError: the file has no kernels, or is the table of another tool.
+    """
     for index, line in enumerate(lines):
         if line.startswith("==") or not line.strip():
             continue
@@ -267,9 +296,15 @@ def _header(lines: Sequence[str], source: str) -> tuple[int, str, list[str]]:
 def _tables(
     lines: Sequence[str], delimiter: str, header: Sequence[str], source: str, *, first: int
 ) -> list[list[tuple[int, dict[str, str]]]]:
-    """Return the rows below the header with their lines.
+    """Return the rows below the header, each with its line number.
 
     A repeated header begins another table.
+
+    Args:
+        first: line number of the first row.
+
+    Raises:
+        UserError: a row is cut off, or a later table has other columns.
     """
     tables: list[list[tuple[int, dict[str, str]]]] = [[]]
     # columns behind the value in the long form belong to rules and may be missing
@@ -296,6 +331,7 @@ def _tables(
 
 
 def _cut_off(source: str, line: int, reason: str) -> UserError:
+    """Return the error for a damaged line."""
     return UserError(
         f"{source} is cut off or damaged at line {line} ({reason}). "
         f"Check that the disk is not full, and export it again: {EXPORT}"
@@ -307,7 +343,15 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 
 class _Cell(NamedTuple):
-    """One launch metric; nameless for a launch without metrics."""
+    """One metric of one launch; nameless for a launch without metrics.
+
+    Attributes:
+        line: line in the file.
+        launch: identity of the launch in its table.
+        columns: the row's cells by column.
+        unit: unit as written.
+        text: value as written.
+    """
 
     line: int
     launch: tuple[str, ...]
@@ -318,6 +362,7 @@ class _Cell(NamedTuple):
 
 
 def _long(rows: Iterable[tuple[int, dict[str, str]]]) -> Iterator[_Cell]:
+    """Yield a cell for each row of the long form."""
     for line, row in rows:
         name, unit = _named(row.get(_NAME) or "")
         launch = row.get("Process ID", ""), row.get("ID", "")
@@ -333,7 +378,10 @@ def _named(label: str) -> tuple[str, str]:
 
 
 def _wide(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]]) -> Iterator[_Cell]:
-    """Yield a cell for each metric of each launch; a first row without a kernel holds the units."""
+    """Yield the cells of the wide form, one for each metric of each launch.
+
+    A first row without a kernel holds the units.
+    """
     units: dict[str, str] = {}
     if rows and not (rows[0][1].get("ID", "").strip() or rows[0][1][_KERNEL].strip()):
         (_, units), *rows = rows
@@ -347,9 +395,12 @@ def _wide(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]]) -> 
 
 
 def _ranges(columns: Mapping[str, str], kind: str) -> tuple[str, ...]:
-    """Return the names of a launch's NVTX ranges.
+    """Return the names of a launch's NVTX ranges, outermost first.
 
-    For example: `4713 "<default domain>:step:none:…" "<default domain>:forward:none:…"`.
+    A cell looks like `4713 "<default domain>:step:none:…" "<default domain>:forward:none:…"`.
+
+    Args:
+        kind: part of the column's name.
     """
     cell = next((cell for column, cell in columns.items() if kind in column), "").strip()
     entries = re.findall(r'"([^"]*)"', cell) or [cell]
@@ -358,7 +409,10 @@ def _ranges(columns: Mapping[str, str], kind: str) -> tuple[str, ...]:
 
 
 def _range_name(entry: str) -> str:
-    """Return the name between the domain and six fields with payload, color and message."""
+    """Return the range name in an entry, after the domain and before six other fields.
+
+    Those have, for example, payload, color and message.
+    """
     rest = entry.partition(":")[2] or entry
     parts = rest.rsplit(":", 6)
     return (parts[0] if len(parts) == 7 else rest).strip()

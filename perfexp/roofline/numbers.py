@@ -1,4 +1,7 @@
-"""ncu's numbers and units, converted to SI; a decimal comma is recognized, never guessed."""
+"""Convert ncu's numbers and units to SI.
+
+A decimal comma, which ncu writes in some locales, is recognized and refused, never guessed.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,15 @@ _SMALL = {"": 1.0, "n": 1e-9, "u": 1e-6, "µ": 1e-6, "μ": 1e-6, "m": 1e-3}
 _LARGE = {"": 1.0}
 for _power, _prefix in enumerate("kmgtp", start=1):
     _LARGE |= {_prefix: 1000.0**_power, f"{_prefix}i": 1024.0**_power}
+#: Units without a prefix.
 _PLAIN = {"": 1.0, "1": 1.0, "#": 1.0, "%": 0.01, "percent": 0.01}
 
 
 def number(cell: str) -> float | None:
-    """Return a number, with or without commas between digit groups; None for any other text."""
+    """Return a number, with or without commas between digit groups; None for any other text.
+
+    `listing` reads each value by it.
+    """
     text = cell.strip()
     if not _NUMBER.fullmatch(text):
         return None
@@ -37,6 +44,7 @@ def factor(unit: str) -> float | None:
 
     An unknown unit gives None. ncu's `Kbyte` has 1000 bytes (it shows 16384 bytes as 16.38 Kbyte),
     `KiB` has 1024. A percentage becomes a fraction. Counter units (`inst`, `cycle`) are 1.
+    `listing` converts each value by it.
     """
     above, *below = [_single(part.strip().lower()) for part in unit.split("/")]
     for part in below:
@@ -45,6 +53,7 @@ def factor(unit: str) -> float | None:
 
 
 def _single(word: str) -> float | None:
+    """Return the factor of a unit without a slash; None if it is unknown."""
     if word in _PLAIN:
         return _PLAIN[word]
     match = _UNIT.fullmatch(word)

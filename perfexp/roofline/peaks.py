@@ -1,4 +1,7 @@
-"""Peak rates of a device and their sources."""
+"""Peak rates of a device: the ceilings of a roofline, and their sources.
+
+They come from the command line, a data sheet in conf/gpu, ncu's file, or rates measured in the run.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from perfexp.errors import UserError, did_you_mean
 from perfexp.host import gpu_sheets
 from perfexp.host.gpu_sheets import GpuFacts, GpuFile
 from perfexp.records.quantities import BYTES_CEILING, FLOPS_CEILING
-from perfexp.records.record import Point, Record, is_layers, timed_key
+from perfexp.records.record import Point, Record, timed_key
 
 #: Ceiling names. A data sheet's FP64, FP16 and TF32 peaks belong to matrix units, if it has any.
 NAMES = {
@@ -44,10 +47,12 @@ class Peaks:
 
     Attributes:
         flops_per_second: peaks by data type; only `peak` if the user passed a single figure.
+        dram_bytes_per_second: bandwidth of the device's memory.
         l2_bytes_per_second: L2 cache bandwidth, which data sheets do not give.
         measured: rates that the device reached in the run, by data type and for `dram`.
+        sources: names of the sources, for the plot.
         match: regular expression for device names with these peaks; None if unknown.
-        foreign: the measured device, if the peaks belong to another.
+        foreign: name of the measured device, if the peaks belong to another; otherwise empty.
     """
 
     flops_per_second: Mapping[str, float] = field(default_factory=dict)
@@ -59,7 +64,10 @@ class Peaks:
     foreign: str = ""
 
     def of(self, kind: str) -> tuple[str, float] | None:
-        """Return the name and height of a data type's ceiling; None if it is unknown."""
+        """Return the name and the FLOP/s of a data type's ceiling; None if it is unknown.
+
+        A single figure from the user holds for all data types.
+        """
         known = self.flops_per_second
         for name in ("peak", *_FALLBACKS.get(kind, (kind.removeprefix("tensor "),))):
             if name in known:
@@ -72,7 +80,10 @@ class Peaks:
         return self.of("fp32")
 
     def or_else(self, other: Peaks) -> Peaks:
-        """Return these peaks, with unknown peaks taken from another source."""
+        """Return these peaks, with those that are unknown taken from another source.
+
+        Peaks given by hand come first, then those of a data sheet.
+        """
         sources, match = self.sources, self.match
         if (not self.flops_per_second and other.flops_per_second) or (
             not self.dram_bytes_per_second and other.dram_bytes_per_second
@@ -103,7 +114,14 @@ def from_source(
     dram_bytes: float | None,
     l2_bytes: float | None = None,
 ) -> Peaks:
-    """Return the peaks per second from one source, without zeros."""
+    """Return peaks from one source, without zeros.
+
+    Args:
+        source: name of the source.
+        flops: FLOP/s by data type.
+        dram_bytes: memory bandwidth in bytes/s.
+        l2_bytes: L2 bandwidth in bytes/s.
+    """
     known = {name: peak for name, peak in flops.items() if peak}
     sources = (source,) if known or dram_bytes else ()
     return Peaks(
@@ -116,6 +134,8 @@ def from_source(
 
 def by_hand(compute_tflops: float | None, memory_gigabytes: float | None) -> Peaks:
     """Return peaks from the command line, in 10¹² FLOPs and 10⁹ bytes per second.
+
+    `perfexp roofline` calls it; these peaks come first.
 
     Raises:
         UserError: a peak is not above zero.
@@ -131,7 +151,7 @@ def by_hand(compute_tflops: float | None, memory_gigabytes: float | None) -> Pea
 
 
 def of_sheet(facts: GpuFacts) -> Peaks:
-    """Return a data sheet's peaks."""
+    """Return a data sheet's peaks; empty if it has none."""
     compute = {name: peak for name, peak in facts.peak_flops_per_second.items() if name in NAMES}
     return from_source(
         f"data sheet of {facts.product or 'the device'}", compute, facts.memory_bytes_per_second
@@ -140,6 +160,8 @@ def of_sheet(facts: GpuFacts) -> Peaks:
 
 def named(name: str, sheets: Mapping[str, GpuFile]) -> Peaks:
     """Return the peaks from a named data sheet, for example `t4` or `h200`.
+
+    It is `perfexp roofline --gpu NAME`.
 
     Raises:
         UserError: no data sheet with peaks has the name.
@@ -155,7 +177,7 @@ def named(name: str, sheets: Mapping[str, GpuFile]) -> Peaks:
 
 
 def matching(product: str, sheets: Mapping[str, GpuFile]) -> Peaks:
-    """Return the peaks of the only data sheet that matches a driver's GPU name; otherwise none."""
+    """Return the peaks of the only data sheet that matches a driver's GPU name; otherwise empty."""
     name = gpu_sheets.matching(sheets, product)
     if name:
         return of_sheet(sheets[name].facts)
@@ -163,7 +185,10 @@ def matching(product: str, sheets: Mapping[str, GpuFile]) -> Peaks:
 
 
 def of_plan(plan: Mapping[str, Any]) -> Peaks:
-    """Return the data-sheet peaks in a resolved configuration; none if the types are wrong."""
+    """Return the data-sheet peaks in a plan; empty without them, or if values have wrong types.
+
+    `perfexp roofline` and the report call it.
+    """
     node = plan.get("gpu")
     facts = GpuFacts.of_node(node.get("facts") if isinstance(node, Mapping) else None)
     try:
@@ -173,17 +198,24 @@ def of_plan(plan: Mapping[str, Any]) -> Peaks:
 
 
 def device_of(record: Record) -> tuple[str, str]:
-    """Return the name and kind of a record's device, such as `cuda`; empty if unknown."""
+    """Return the name and kind of a record's device, such as `cuda`; empty if unknown.
+
+    Messages name it, and its data sheet is searched.
+    """
     device = record.environment.get("device")
     facts = device if isinstance(device, Mapping) else {}
     return str(facts.get("name") or ""), str(facts.get("kind") or "")
 
 
 def of_layers(record: Record, point: Point) -> Peaks:
-    """Return the data-sheet peaks in a record's plan, and the rates reached at a layer point."""
+    """Return a record's peaks for a point with layers.
+
+    They are those of the plan's data sheet, and the rates reached in the run: the timed point with
+    the same key has them (probes.ceilings=true).
+    """
     peaks = of_plan(record.plan)
     key = timed_key(point.key)
-    timed = next((one for one in record.points if one.key == key and not is_layers(key)), None)
+    timed = next((other for other in record.points if other.key == key), None)
     if timed is None:
         return peaks
     measured: dict[str, float] = {}
@@ -199,7 +231,10 @@ def of_layers(record: Record, point: Point) -> Peaks:
 
 
 def from_measured(peaks: Peaks) -> Peaks:
-    """Return the rates that the device reached, as its peaks."""
+    """Return peaks that are the rates reached by a matrix product and a copy in the run.
+
+    They serve a device without a data sheet.
+    """
     compute = {name: value for name, value in peaks.measured.items() if name != "dram"}
     return from_source(
         "a matrix product and a copy, measured in the run", compute, peaks.measured.get("dram")

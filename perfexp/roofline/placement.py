@@ -2,7 +2,7 @@
 
 The model follows Williams, Waterman and Patterson, Roofline (CACM 52:4, 2009). Attainable FLOP/s
 are the smaller value among peak FLOP/s and intensity × bandwidth. Each data type has its own
-compute ceiling, since the pipes run side by side, and the fullest pipe counts.
+compute ceiling, since the pipes (execution units) run side by side, and the fullest pipe counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Basis(StrEnum):
 
 
 class Limit(Enum):
-    """The kind of limit on a row."""
+    """What limits a row, as words for tables."""
 
     memory = "near a memory ceiling"
     cached = "above the memory ceiling"
@@ -45,9 +45,11 @@ class Limit(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """Work and its duration; None if unknown.
+    """Work and its duration; None if a quantity is unknown.
 
     Attributes:
+        seconds: duration of all launches together.
+        launches: number of launches or layers.
         flops: FLOPs by data type, for example `fp32`, `half` or `tensor fp16`.
         may_be_less: whether fewer FLOPs may have been computed, for example by Winograd.
     """
@@ -63,7 +65,7 @@ class Load:
 
     @property
     def total_flops(self) -> float | None:
-        """Return the FLOPs over all data types."""
+        """Return the FLOPs over all data types; None if they are unknown."""
         if self.flops is None:
             return None
         return sum(self.flops.values())
@@ -80,46 +82,36 @@ class Load:
 
     @property
     def flops_per_second(self) -> float | None:
-        """Return the achieved rate over all data types."""
+        """Return the achieved FLOP/s over all data types; None if unknown."""
         return ratio(self.total_flops, self.seconds)
 
 
 def together(loads: Iterable[Load]) -> Load:
-    """Return the sum of at least one load; a quantity unknown in one load is unknown in the sum."""
+    """Return the sum of at least one load; a quantity unknown in one is unknown in the sum.
+
+    Kernels, ranges and the whole file have such sums.
+    """
     parts = list(loads)
-    total: Counter[str] | None = Counter()
-    seconds = []
-    dram = []
-    l2 = []
-    flops_bases = set()
-    bytes_bases = set()
+    flops: Counter[str] | None = Counter()
     for part in parts:
-        seconds.append(part.seconds)
-        dram.append(part.dram_bytes)
-        l2.append(part.l2_bytes)
-        flops_bases.add(part.flops_basis)
-        bytes_bases.add(part.bytes_basis)
-        if total is not None and part.flops is not None:
-            total.update(part.flops)
-        else:
-            total = None
-    flops = None
-    if total is not None:
-        flops = dict(total)
-    may_be_less = any(part.may_be_less for part in parts)
+        if flops is None or part.flops is None:
+            flops = None
+            break
+        flops.update(part.flops)
     return Load(
-        seconds=sum(seconds),
+        seconds=sum(part.seconds for part in parts),
         launches=sum(part.launches for part in parts),
-        flops=flops,
-        dram_bytes=_sum(dram),
-        l2_bytes=_sum(l2),
-        flops_basis=_common(flops_bases),
-        bytes_basis=_common(bytes_bases),
-        may_be_less=may_be_less,
+        flops=None if flops is None else dict(flops),
+        dram_bytes=_sum([part.dram_bytes for part in parts]),
+        l2_bytes=_sum([part.l2_bytes for part in parts]),
+        flops_basis=_common({part.flops_basis for part in parts}),
+        bytes_basis=_common({part.bytes_basis for part in parts}),
+        may_be_less=any(part.may_be_less for part in parts),
     )
 
 
 def _common(bases: Collection[Basis]) -> Basis:
+    """Return the only basis, or `mixed` for several."""
     first, *others = bases
     if others:
         return Basis.mixed
@@ -127,6 +119,7 @@ def _common(bases: Collection[Basis]) -> Basis:
 
 
 def _sum(amounts: Sequence[float | None]) -> float | None:
+    """Return the sum of bytes; None if any amount is unknown."""
     known = [amount for amount in amounts if amount is not None]
     if len(known) == len(amounts):
         return sum(known, 0.0)
@@ -141,7 +134,10 @@ def ratio(above: float | None, below: float | None) -> float | None:
 
 
 def shares_of(load: Load, peaks: Peaks) -> dict[str, float]:
-    """Return a load's achieved rates over their peaks, by ceiling name, for example `DRAM`."""
+    """Return a load's rates as fractions of the peaks, by ceiling name, for example `DRAM`.
+
+    Ceilings whose peak or whose work is unknown are left out.
+    """
     memory = {
         DRAM: ratio(ratio(load.dram_bytes, load.seconds), peaks.dram_bytes_per_second),
         L2: ratio(ratio(load.l2_bytes, load.seconds), peaks.l2_bytes_per_second),
@@ -158,11 +154,15 @@ def shares_of(load: Load, peaks: Peaks) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class RooflineRow:
-    """A kernel, a launch, a range, a layer, or the total.
+    """A kernel, a launch, a range, a layer, or the total, with its place below the ceilings.
 
     Attributes:
         level: `kernel`, `launch`, `range`, `layer` or `total`.
         name: full kernel or layer name, or range path (`train_step/forward`).
+        label: short name.
+        load: work and time.
+        shares: see `shares_of`.
+        time_share: fraction of the total time.
         where: a launch's ranges, a range's owner, or a layer's pass.
         number: number in plot and tables, for example `1` for the slowest kernel or layer and `R1`
             for the first range.
@@ -179,7 +179,7 @@ class RooflineRow:
 
     @property
     def memory_share(self) -> float | None:
-        """Return the share of DRAM's peak bandwidth."""
+        """Return the share of DRAM's peak bandwidth; None if unknown."""
         return self.shares.get(DRAM)
 
     @property
@@ -190,7 +190,7 @@ class RooflineRow:
 
     @property
     def compute_share(self) -> float | None:
-        """Return the share of the fullest pipe's peak."""
+        """Return the share of the fullest pipe's peak; None if unknown."""
         return self.shares.get(self.fullest_pipe)
 
     @property
@@ -205,14 +205,17 @@ class RooflineRow:
 
     @property
     def share(self) -> float | None:
-        """Return the share of the binding ceiling."""
+        """Return the share of the binding ceiling; None if there is none."""
         if not self.binds:
             return None
         return self.shares[self.binds]
 
     @property
     def limit(self) -> Limit:
-        """Return the kind of the ceiling that is near."""
+        """Return what limits the row: the ceiling that binds it, if that is near.
+
+        Plots color the row by it.
+        """
         if self.share is None or self.share < NEAR:
             return Limit.neither
         if self.binds in (DRAM, L2):
@@ -254,7 +257,9 @@ class Roofline:
     Attributes:
         parts: kernels by name, or layers by pass; slowest first.
         ranges: ranges by path, in the order they began; for a record, its passes.
+        total: everything together.
         launches: single launches in their order; empty for a record.
+        notes: caveats for the user.
         analytic: whether FLOPs and bytes come from layer definitions.
     """
 

@@ -1,4 +1,4 @@
-"""Plain sentences about the place of work below the ceilings."""
+"""Plain sentences about the place of work below the ceilings, for console, tables and report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WHY = {
 
 
 def meaning(roofline: Roofline, row: RooflineRow) -> str:
-    """Return a sentence on the limit of a roofline row."""
+    """Return a sentence on what limits a roofline row, for its line in a table or report."""
     if row is roofline.total:
         return _summary(roofline)
     binds, share = row.binds, row.share
@@ -73,6 +73,7 @@ def meaning(roofline: Roofline, row: RooflineRow) -> str:
 
 
 def _reason_above(roofline: Roofline, ceiling: str) -> str:
+    """Return why work lies above a ceiling, which should be impossible."""
     if not roofline.analytic:
         return ": the peak is another device's or clock's."
     if ceiling in (DRAM, L2):
@@ -84,6 +85,7 @@ def _reason_above(roofline: Roofline, ceiling: str) -> str:
 
 
 def _without_place(row: RooflineRow) -> str:
+    """Return why a row cannot be placed in the plot."""
     if not row.load.seconds:
         return "It took no time."
     shares = (("FLOPs", row.compute_share), ("bytes", row.memory_share))
@@ -94,6 +96,7 @@ def _without_place(row: RooflineRow) -> str:
 
 
 def _summary(roofline: Roofline) -> str:
+    """Return a sentence on the whole: what limits which share of the time."""
     total = roofline.total
     kinds: defaultdict[str, float] = defaultdict(float)
     for part in roofline.parts:
@@ -115,7 +118,7 @@ def _summary(roofline: Roofline) -> str:
 
 
 def _percent(row: RooflineRow, ceiling: str) -> str:
-    """Return a ceiling's share, after `≈` if it is an estimate."""
+    """Return a ceiling's share as a percentage, after `≈` if estimated; a dash if unknown."""
     share = row.shares.get(ceiling)
     if share is None:
         return "–"

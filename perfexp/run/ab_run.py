@@ -1,4 +1,8 @@
-"""A/B run: alternating processes for two plans, until their comparison is decided or time is up."""
+"""A/B run: alternating processes for two plans, until their comparison is decided or time is up.
+
+`perfexp ab` calls it. The comparison is repeated after each pair of processes, with a stricter
+level each time (`statistics.sequential`), so that looking often does not produce false verdicts.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,7 @@ class AbRun:
         exit_codes: exit codes of ended runs; the greatest counts.
 
     Args:
+        sweep_run: the pair's folder and table.
         settings: how to compare the runs. Without measures, the most precise time at each point
             decides.
         max_seconds: time limit; no process starts that would probably end later.
@@ -51,7 +56,7 @@ class AbRun:
         self._max_seconds, self._start = max_seconds, time.monotonic()
 
     def measure(self, assignments: Sequence[Assignment]) -> None:
-        """Measure until there is a verdict.
+        """Measure until there is a verdict, or until the time limit.
 
         Finished points are recorded before KeyboardInterrupt is raised.
         """
@@ -59,6 +64,11 @@ class AbRun:
         driver.measure(assignments, self._console, self._ended, turns=self._turns, results=results)
 
     def _turns(self, runs: Sequence[Job]) -> Iterator[tuple[Job, int | None]]:
+        """Yield the next run with its replicate, for `driver.measure`, until the pair is decided.
+
+        Args:
+            runs: the two runs; a run that fails disappears from it, which ends the sequence.
+        """
         if len(runs) != 2:
             return
         for number in count():
@@ -72,11 +82,12 @@ class AbRun:
                 return
 
     def _is_over(self, runs: Sequence[Job], processes: int, next_end: float) -> bool:
-        """Return whether measuring ends, judged by the results so far.
+        """Return whether measuring ends, judged by the results so far; also print them.
 
         Args:
+            runs: the two runs.
             processes: number of processes that each run should have.
-            next_end: estimated end of the next pair, on the monotonic clock.
+            next_end: estimated end of the next pair, on the monotonic clock, in seconds.
         """
         records = [run.assembled() for run in runs]
         measured = min(len(_replicates(record)) for record in records)
@@ -100,6 +111,7 @@ class AbRun:
         return Verdict.UNDECIDED not in verdicts or is_late or processes >= sequential.MOST
 
     def _ended(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
+        """Remember a run's exit code, and enter its outcome into the pair's folder."""
         if isinstance(outcome, PerfexpError):
             self._console.error(str(outcome))
             self.exit_codes.append(outcome.exit_code)
@@ -110,7 +122,10 @@ class AbRun:
 
 
 def _replicates(record: Record) -> set[int]:
-    """Return the replicates that have measured every point successfully."""
+    """Return the replicates that have measured every point successfully.
+
+    Only they count for the verdict and for the level of the next one.
+    """
     timed, lacking = set[int](), set[int]()
     for point in record.points:
         if point.key.is_timed:
@@ -121,7 +136,7 @@ def _replicates(record: Record) -> set[int]:
 
 
 def _look(processes: int, pairs: Sequence[Compared]) -> str:
-    """Return an interim result in one line."""
+    """Return an interim result in one line, such as `3 processes of each: latency B/A …`."""
     of_each = f"{processes} processes of each"
     if len(pairs) == 1:
         ratio, verdict = comparison_table.ratio_of(pairs[0]), comparison_table.verdict_of(pairs[0])

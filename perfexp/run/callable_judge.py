@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from perfexp.comparison.document import Verdict
 from perfexp.errors import PerfexpError, UserError, did_you_mean
@@ -47,9 +48,9 @@ _CHECKED, _WARM_CALLS = 4, 3
 _BLOCKS, _BLOCK_SECONDS, _LEAST_INPUTS, _MOST_INPUTS = 6, 0.05, 4, 40
 #: Longest wait for an answer, in seconds.
 _SILENCE_SECONDS = 600.0
-#: Smallest share of the judge's time that a process's clock shows, and an allowance in seconds for
-#: a busy host.
-_CLOCK_SHARE, _CLOCK_SECONDS = 0.5, 0.5
+#: Time around the right side's calls that the judge's clock may show beyond the left's: shares of
+#: the calls' own time and of the left's time around its calls. Up to half of the blocks exceed it.
+_TIMED_SHARE, _UNTIMED_SHARE, _UNEXPLAINED_SHARE = 0.2, 0.05, 0.5
 #: Factor between calls with new and with repeated contents that shows a cache, if three quarters of
 #: the calls exceed it.
 _CACHE_FACTOR = 1.5
@@ -125,7 +126,7 @@ class _Process:
     """
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
-        self.name, self._behind_seconds = name, 0.0
+        self.name = name
         ours, theirs = socket.socketpair()
         self._log = Path(arguments[2]) / f"{secrets.token_hex(8)}.log"
         with theirs, self._log.open("wb") as log:
@@ -138,7 +139,7 @@ class _Process:
 
         Raises:
             UserError: a function does not exist.
-            _Refused: the callable failed or replaced functions, or its clock is slow.
+            _Refused: the callable failed or replaced functions.
         """
         self._signal(signal.SIGCONT)
         begun = time.perf_counter()
@@ -160,23 +161,24 @@ class _Process:
         if question == "calls":
             if answer["changed"]:
                 raise _Refused(f"{self.name} replaces {', '.join(answer['changed'][:3])}")
-            self._behind_seconds += _CLOCK_SHARE * seconds - answer["elapsed"]
-            if self._behind_seconds > _CLOCK_SECONDS:
-                raise _Refused(f"{self.name} has a clock that is slower than the judge's")
+            answer["elapsed"] = seconds
             usual = _TAIL_SHARE * statistics.median(answer["seconds"]) + _TAIL_SECONDS
             if statistics.median(answer["tails"]) > usual:
                 raise _Refused(f"{self.name} works on another stream after the end of its call")
         return answer
 
     def end(self) -> None:
-        """End the process and its children."""
+        """End the process and its descendants."""
         self._signal(signal.SIGKILL)
         self._process.wait(_SILENCE_SECONDS)
         self._connection.close()
 
     def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, psutil.NoSuchProcess):
             os.killpg(self._process.pid, number)
+            # those in sessions of their own
+            for descendant in psutil.Process(self._process.pid).children(recursive=True):
+                descendant.send_signal(number)
 
 
 def _started(
@@ -250,6 +252,9 @@ class _Judge:
         self._shapes, self._notes = range(0), list[str]()
         #: Times of calls with new contents over times of the same calls repeated.
         self._repeated: Seconds = {"left": [], "right": []}
+        #: The sides' times of each block, and the judge's time of the block without them.
+        self._timed: Seconds = {"left": [], "right": []}
+        self._untimed: Seconds = {"left": [], "right": []}
 
     def decide(self, margin: float, max_seconds: float) -> CallableComparison:
         """Measure pairs of processes until a verdict, a refusal or the time limit."""
@@ -266,6 +271,8 @@ class _Judge:
                     pairs.append(self._pair(is_first=not pairs))
                     if len(pairs) >= _LEAST_PAIRS:
                         verdict, ratio = _judged(pairs, margin)
+                if verdict is Verdict.BETTER:
+                    self._check_times()
             except _Refused as refused:
                 verdict, reason, ratio = Verdict.NOT_COMPARABLE, str(refused), None
         seconds = {}
@@ -326,6 +333,9 @@ class _Judge:
                 new, again = answer["seconds"][1::2], answer["seconds"][2::2]
                 seconds[side.name] += new
                 self._repeated[side.name] += map(operator.truediv, new, again)
+                self._timed[side.name].append(sum(answer["seconds"]))
+                untimed_seconds = answer["elapsed"] - sum(answer["seconds"])
+                self._untimed[side.name].append(untimed_seconds)
         return seconds
 
     def _calls(
@@ -356,6 +366,21 @@ class _Judge:
         if right > max(_CACHE_FACTOR, _CACHE_FACTOR * left):
             raise _Refused(
                 f"right caches results: new contents take {right:.1f} times as long as repeated"
+            )
+
+    def _check_times(self) -> None:
+        """Refuse a right side around whose calls the judge's clock shows more time than around the
+        left's: its clock is slow, its times were changed, or it works after it has returned.
+        """
+        unexplained = 0
+        for timed, untimed, usual in zip(
+            self._timed["right"], self._untimed["right"], self._untimed["left"], strict=True
+        ):
+            unexplained += untimed - usual > _TIMED_SHARE * timed + _UNTIMED_SHARE * usual
+        if unexplained > _UNEXPLAINED_SHARE * len(self._timed["right"]):
+            raise _Refused(
+                "right takes longer by the judge's clock than by its own: it changes times, or "
+                "works after it has returned"
             )
 
     @contextmanager

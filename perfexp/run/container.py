@@ -1,6 +1,7 @@
-"""Containers: the command that runs perfexp in an image named by the user.
+"""Container engines: the command that runs perfexp in an image named by the user.
 
-Images are not trusted.
+`perfexp reproduce --image` calls it. Images are not trusted: a container sees few files, and no
+network.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ _LIMITS = ("--ulimit=memlock=-1", "--ulimit=stack=67108864")
 
 
 def engine_path(name: str | None) -> str:
-    """Return a container engine's program, by default the first that is installed.
+    """Return the path of a container engine, by default the first that is installed.
+
+    `perfexp reproduce` calls it.
+
+    Args:
+        name: `docker` or `podman`; None for any.
 
     Raises:
         UserError: no engine is installed.
@@ -40,6 +46,8 @@ def engine_path(name: str | None) -> str:
 
 def image_digest(engine: str, image: str) -> str:
     """Return the digest of a local image.
+
+    The container runs this image, whatever its name means later.
 
     Raises:
         UserError: this machine has no such image.
@@ -74,11 +82,17 @@ def command(
     readable: Sequence[Path],
     has_gpus: bool,
 ) -> list[str]:
-    """Return the command that runs perfexp with the given arguments in an image.
+    """Return the command that runs perfexp with some arguments in an image.
 
     The container has the user's rights and no network. It sees `writable` and `readable` under
     their own paths, and the device locks, which keep measurements apart; it sees no other host
     files.
+
+    Args:
+        engine: path of the engine.
+        image: name of the image, which is recorded with the digest.
+        arguments: words after `perfexp`.
+        has_gpus: whether the container needs the host's GPUs.
     """
     is_podman = Path(engine).name == "podman"
     gpus = list[str]()
@@ -96,7 +110,13 @@ def command(
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run a command on this process's terminal and return its exit code."""
+    """Run a command on this process's terminal and return its exit code.
+
+    `perfexp reproduce` calls it.
+
+    Raises:
+        UserError: its program cannot be started.
+    """
     try:
         return subprocess.run(list(argv), check=False).returncode
     except OSError as error:
@@ -104,6 +124,11 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _mount(path: Path, access: str = "") -> str:
+    """Return the engine's option for a folder that the container sees under its own path.
+
+    Raises:
+        UserError: the path has a character that engines cannot mount.
+    """
     place = path.absolute()
     if "," in str(place) or '"' in str(place):
         raise UserError(

@@ -1,4 +1,9 @@
-"""Driver: measure one run, or several runs' processes in turns, so that drift affects all runs."""
+"""Driver: measure one run, or several runs' processes in turns, so that drift affects all runs.
+
+`main` and the Python interface call `run` for one run and `measure` for a sweep. Each `Job`
+measures its points replicate by replicate; this module decides whose turn it is, and saves all
+records even after an interrupt.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +32,17 @@ Turns = Callable[[Sequence[Job]], Iterator[tuple[Job, int | None]]]
 def run(
     assignment: Assignment, console: Console, measure_here: Callable[[], None] | None = None
 ) -> Record:
-    """Measure a plan.
+    """Measure one run and return its record, already written, sent and shown.
 
-    Finished points are in the record before an error or KeyboardInterrupt is raised.
+    `main` and the Python interface call it.
 
     Args:
+        assignment: plan and folder.
         measure_here: measures in this process; None to use workers.
 
-    Returns:
-        The record, already written, sent and shown.
+    Raises:
+        PerfexpError: the run was refused or failed. Finished points are in the record.
+        KeyboardInterrupt: an interrupt came. Finished points are in the record.
     """
     outcomes: list[Record | PerfexpError] = []
     measure(
@@ -63,6 +70,8 @@ def measure(
     Each round has its own order. Finished points are recorded before KeyboardInterrupt is raised.
 
     Args:
+        assignments: runs to measure.
+        console: console for progress.
         ended: called with each run that has ended.
         turns: another order, which also decides when to stop.
         results: console for results; by default, the console for progress.
@@ -97,7 +106,10 @@ def measure(
 
 
 def _saved(runs: Sequence[Job], ended: Ended) -> Iterator[tuple[Job, Record]]:
-    """Save the records of runs with results. If saving fails, the points remain on disk."""
+    """Save the records of runs with results, and yield them.
+
+    If saving fails, `ended` gets the error; the points remain on disk.
+    """
     for run in runs:
         try:
             if run.has_results:
@@ -130,7 +142,7 @@ def _publish(saved: Sequence[tuple[Job, Record]], results: Console | None, ended
 def rounds(runs: Sequence[Job]) -> Iterator[tuple[Job, int | None]]:
     """Yield each run once per round, in shuffled order, until all runs are precise enough.
 
-    A single run is measured as a whole.
+    A single run is measured as a whole. It is the usual order of `measure`.
     """
     if len(runs) == 1:
         yield runs[0], None
@@ -148,13 +160,21 @@ def rounds(runs: Sequence[Job]) -> Iterator[tuple[Job, int | None]]:
 
 
 def order(runs: list[Job], replicate: int) -> list[Job]:
-    """Shuffle runs by their seed."""
+    """Return the runs in an order shuffled by their seed and the replicate."""
     seed = runs[0].assignment.plan.seed if runs else 0
     random.Random(f"{seed} {replicate}").shuffle(runs)
     return runs
 
 
 def _measure(run: Job, measure: Callable[[], None], runs: list[Job], ended: Ended) -> None:
+    """Measure a run's turn. A failure ends the run: it is published with its results so far.
+
+    Args:
+        run: the run.
+        measure: measures one replicate, or all.
+        runs: all runs; a failed one is removed.
+        ended: called with a failed run.
+    """
     try:
         measure()
     except PerfexpError as error:

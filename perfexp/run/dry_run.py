@@ -1,4 +1,4 @@
-"""Dry run: print a command's points, estimated time and folder without creating anything."""
+"""Dry run (`--dry-run`): print points, estimated time and folder without creating anything."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ def show(
 ) -> None:
     """Print points, time and folder for a run or for a sweep's runs.
 
-    Also warn about missing energy meters.
+    Also warn if energy is requested and the device has no meter. `main` calls it instead of
+    measuring.
 
     Args:
+        assignments: composed runs.
+        sweep_run: the sweep; None for a single run.
         is_here: whether this machine would measure, so that its meters count.
     """
     left, times = zip(*map(_left, assignments), strict=True)
@@ -80,7 +83,7 @@ def _why_no_energy(plan: config.Plan) -> str:
 
 
 def _left(assignment: Assignment) -> tuple[Collection[Key], float | None]:
-    """Return the points without a result, and their estimated time.
+    """Return the points without a result, and their estimated time in seconds; None if unknown.
 
     Earlier results from the same run improve the estimate.
     """
@@ -90,6 +93,12 @@ def _left(assignment: Assignment) -> tuple[Collection[Key], float | None]:
 
 
 def _text(left: Sequence[Collection[Key]], seconds: float | None) -> str:
+    """Return the number of points and the time as text.
+
+    Args:
+        left: points without a result, by run.
+        seconds: estimated time; None if unknown.
+    """
     points = counted_points(*left)
     if seconds is None:
         return f"{points}, time unknown"

@@ -1,4 +1,8 @@
-"""Run of one plan: measure it in workers, then assemble, write, send and show its record."""
+"""One run of one plan: measure it in workers, then assemble, write, send and show its record.
+
+`driver` enters a `Job` (which prepares the folder), has it measure, and then calls `save` and
+`publish`. `Job` extends `supervisor.Supervisor`, which knows the points and starts the workers.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +69,14 @@ _Made = TypeVar("_Made")
 class ProgressRelay:
     """Listener that forwards a worker's events to the progress display.
 
+    A worker sends `point` when a point begins, `block` for each step within it, and `done` at its
+    end.
+
     Args:
+        progress: the display.
+        keys: points of this run.
+        left: points without a result.
+        assignment: the run.
         points: file with the results so far.
         begun: called when the first measurement begins.
         follow: called after each training epoch, with a point that holds only that epoch.
@@ -94,6 +105,7 @@ class ProgressRelay:
         self._estimate()
 
     def __call__(self, event: dict[str, Any]) -> None:
+        """Show one event."""
         if event["event"] == "point":
             self._begun()
             self._begun = lambda: None
@@ -125,7 +137,7 @@ class ProgressRelay:
             self._progress.done(event["status"], result)
 
     def _train(self, training: Point) -> None:
-        """Show an epoch that has ended, and send it."""
+        """Show an epoch that has ended, and send it to the tracker."""
         epoch = training.epochs[-1]
         self._epoch_seconds.append(epoch.total_seconds)
         left_seconds = statistics.mean(self._epoch_seconds) * (self._count - epoch.number)
@@ -144,6 +156,7 @@ class ProgressRelay:
         return key
 
     def _estimate(self) -> None:
+        """Show the remaining time, estimated from the results so far or from the plan."""
         whole = self._assignment.whole
         is_known = self._seconds or not (
             whole and whole.seconds
@@ -153,7 +166,7 @@ class ProgressRelay:
         )
 
     def _result(self, key: Key) -> str:
-        """Return a point's median over all processes so far; empty if it failed."""
+        """Return a point's median over all processes so far, as text; empty if it failed."""
         points, planned = read_points(self._points), without_replicate(key)
         self._seconds = measured_seconds(points)
         is_ok = any(one.key == key and one.status is Status.OK for one in points)
@@ -168,7 +181,10 @@ class ProgressRelay:
 
 
 class Job(supervisor.Supervisor):
-    """An assignment in progress: a context manager that is measured replicate by replicate."""
+    """A run in progress: a context manager that is measured replicate by replicate.
+
+    Entering it prepares and locks the folder.
+    """
 
     def __init__(self, assignment: Assignment, console: Console) -> None:
         super().__init__(assignment)
@@ -179,7 +195,7 @@ class Job(supervisor.Supervisor):
         self._measured: set[int] = set()
 
     def __enter__(self) -> Self:
-        """Prepare the folder.
+        """Prepare and lock the folder.
 
         Raises:
             PerfexpError: the plan cannot be measured, or not in this folder.
@@ -219,12 +235,15 @@ class Job(supervisor.Supervisor):
         self._stack.__exit__(*failure)
 
     def _withdraw(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
-        """Remove the folder if nothing can be measured until the user changes something."""
+        """Remove the folder if nothing can be measured until the user changes something.
+
+        It runs when the folder is left, with the error that ended the run, if any.
+        """
         if (self._is_refused or _is_refusal(error)) and not self.has_results:
             self.paths.withdraw()
 
     def _announce(self, progress: Progress) -> None:
-        """Print the header once a worker is ready, since it may refuse to start."""
+        """Print the header once, when a worker begins to measure: until then it may refuse to."""
         if self._is_announced:
             progress.begun()
             return
@@ -280,7 +299,10 @@ class Job(supervisor.Supervisor):
                 supervisor.profile(self)
 
     def further(self) -> int | None:
-        """Return the next replicate that the results call for; None if they are precise enough."""
+        """Return the next replicate that the results call for; None if they are precise enough.
+
+        `driver.rounds` asks after each round.
+        """
         if not self.plan.is_adaptive:
             return None
         with suppress(PerfexpError):  # saving the record reports read and write errors
@@ -291,19 +313,22 @@ class Job(supervisor.Supervisor):
         return None
 
     def ended_by(self, error: PerfexpError) -> None:
-        """Remember the error that ended the measurement: refused runs leave no folder."""
+        """Remember the error that ended the measurement: a refused run leaves no folder."""
         self._is_refused = _is_refusal(error)
 
     def add_processes(self, processes: int) -> None:
-        """Raise the run's number of processes to `processes`."""
+        """Raise the run's number of processes; `perfexp ab` does so until it has a verdict."""
         self.assignment.plain = with_processes(self.plain, processes)
         self.assignment.plan = config.typed(self.assignment.plain)
         self.prepare()
 
     def _following(self, left: Sequence[Key]) -> AbstractContextManager[Callable[[Point], None]]:
-        """Return a context that sends training epochs as they come.
+        """Return a context whose value sends each training epoch to the tracker as it comes.
 
         It does nothing unless a single training is all that the run measures.
+
+        Args:
+            left: points without a result.
         """
         plan, first = self.plan, [key for key in self.timed if not key.replicate]
         if not (plan.epochs and len(first) == 1 and first[0] in left):
@@ -320,9 +345,10 @@ class Job(supervisor.Supervisor):
         return bool(read_points(self.paths.points))
 
     def assembled(self) -> Record:
-        """Return the record of all measurements so far. Only `save` writes it to disk.
+        """Return the record of all measurements so far; only `save` writes it to disk.
 
-        Points without a result are `interrupted`.
+        Points without a result are `interrupted`. `perfexp ab` judges it between two processes, and
+        `save` writes it.
         """
         points, ended = _merged(supervisor.results(self)), timestamp()
         facts, doubts = supervisor.recorded_environment(self)
@@ -358,6 +384,8 @@ class Job(supervisor.Supervisor):
     def save(self) -> Record:
         """Write the record, before any step that can fail without losing results.
 
+        `driver` calls it after the last replicate, also after an interrupt.
+
         Raises:
             PerfexpError: the record cannot be written.
         """
@@ -383,8 +411,10 @@ class Job(supervisor.Supervisor):
     def publish(self, record: Record, console: Console | None = None) -> Record:
         """Write tables and plots for a saved record, send the record and show it.
 
+        `driver` calls it once all records of the command are saved.
+
         Args:
-            console: where to show it; by default the run's console.
+            console: console to print on; by default the run's.
         """
         console, analysis = console or self._console, Analysis.of(record)
         with interrupts.held():  # an interrupted import leaves a library broken
@@ -394,9 +424,13 @@ class Job(supervisor.Supervisor):
         return record
 
     def _optional(self, what: str, action: Callable[[Path], list[_Made]]) -> list[_Made]:
-        """Run an optional step after the record is on disk.
+        """Run an optional step after the record is on disk, and return its result.
 
-        A failure is reported and loses nothing else.
+        A failure is reported, loses nothing else, and gives an empty list.
+
+        Args:
+            what: beginning of the message about a failure.
+            action: step, called with the run's folder.
         """
         try:
             return action(self.paths.root)
@@ -407,6 +441,10 @@ class Job(supervisor.Supervisor):
             return []
 
     def _write_files(self, analysis: Analysis, console: Console) -> None:
+        """Write tables, plots and the roofline.
+
+        The record is written again, with the list of these files.
+        """
         record = analysis.record
         try:
             if profile_summary.profiles(record):
@@ -429,6 +467,10 @@ class Job(supervisor.Supervisor):
             )
 
     def _send(self, analysis: Analysis, console: Console) -> str | None:
+        """Send the record to the tracker; return a link to it, or None.
+
+        A failure is reported and remembered in the assignment.
+        """
         try:
             tracker: Tracker = config.build(self.plan.tracking)
             return tracker.publish(analysis, self.paths.root)
@@ -455,7 +497,8 @@ def show_results(
 ) -> None:
     """Print a run's results.
 
-    Within a sweep they take one line: the sweep's table and link follow at its end.
+    Within a sweep they take one line: the sweep's table and link follow at its end. Local campaigns
+    call it for the records of their processes.
     """
     sweep = assignment.sweep
     if sweep is None:
@@ -474,6 +517,7 @@ def _remove_empty(replacement: RunPaths) -> None:
 
 
 def _is_refusal(error: BaseException | None) -> bool:
+    """Return whether an error means that the user has to change something."""
     return isinstance(error, PerfexpError) and error.exit_code == UserError.exit_code
 
 
@@ -520,7 +564,7 @@ def _logged(paths: RunPaths) -> Iterator[None]:
 def exit_code(record: Record) -> int:
     """Return 1 if a requested measurement or profile failed, otherwise 0.
 
-    Profiles from earlier commands do not count.
+    Profiles from earlier commands do not count. It is the run's part of the command's exit code.
     """
     is_requested = bool(profiler_settings(record.plan.get("profiler") or {"name": "none"}))
     is_made = all(point.status is Status.OK for point in record.points if is_profile(point.key))
@@ -530,7 +574,11 @@ def exit_code(record: Record) -> int:
 
 
 def _merged(points: list[Point]) -> list[Point]:
-    """Add metrics and diagnostics from layers and profiles to their timed points."""
+    """Add metrics and diagnostics from layers and profiles to their timed points.
+
+    Returns:
+        All points.
+    """
     by_key = {point.key: point for point in points}
     for other in points:
         key = timed_key(other.key) if is_layers(other.key) else profiled_key(other.key)

@@ -1,4 +1,9 @@
-"""Machine priors: how much processes differ on this device, learned from its earlier runs."""
+"""How much processes differ on this device, learned from its earlier runs.
+
+The variance between a run's processes is estimated poorly from two or three of them. Earlier runs
+on the same device give a prior for it, by class of figures (for example `device` or `latency`),
+which makes intervals more reliable. The figures are in the user's cache.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +17,7 @@ from perfexp.records import priors
 from perfexp.records.fact_lookup import fact_at
 from perfexp.records.record import Record
 from perfexp.records.summary import SINGLES, rows
-from perfexp.statistics.moderated import Component
-from perfexp.statistics.prior import Prior
+from perfexp.statistics.prior import Component, Prior
 
 #: A figure's class, its variance between processes, and that variance's degrees of freedom.
 _Figure = tuple[str, Annotated[float, msgspec.Meta(ge=0)], Annotated[float, msgspec.Meta(gt=0)]]
@@ -29,7 +33,10 @@ def known_of(record: Record) -> dict[str, Prior]:
 
 
 def add(record: Record) -> None:
-    """Cache a record's figures for later runs, if several processes measured them."""
+    """Cache a record's figures for later runs, if several processes measured them.
+
+    `Job.save` calls it.
+    """
     if (cache := _cache(record)) and (shown := _shown(record)):
         cache.add(f"{_group(record)}/{record.uid}", shown)
         cache.remove(list(cache.entries())[:-_MOST_FIGURES])
@@ -43,6 +50,7 @@ def _group(record: Record) -> str:
 
 
 def _cache(record: Record) -> JsonCache | None:
+    """Return the cache of a record's device; None if the device cannot be identified."""
     device = record.environment.get("device", {})
     if not (device.get("uuid") or device.get("kind") in _SINGLE):
         return None
@@ -53,6 +61,8 @@ def _cache(record: Record) -> JsonCache | None:
 
 def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> dict[str, Prior]:
     """Return priors by class for a kind of device, refined by one device's cached figures.
+
+    The doctor shows them, and each record stores those that it used.
 
     Args:
         without: group of runs to ignore.
@@ -73,7 +83,7 @@ def known(cache: JsonCache | None, kind: str | None, *, without: str = "") -> di
 
 
 def _shown(record: Record) -> list[_Figure]:
-    """Return figures that several processes measured without disturbance."""
+    """Return a record's figures that several processes measured without disturbance."""
     figures = []
     for row in rows(record):
         if any(doubt.rule.disturbs for doubt in (*row.doubts, *record.doubts)):
@@ -87,6 +97,8 @@ def _shown(record: Record) -> list[_Figure]:
 
 def cache_of(facts: Mapping[str, Any], device: str, driver: str | None) -> JsonCache:
     """Return a device's cache.
+
+    Another driver or torch version begins a new history.
 
     Args:
         facts: machine facts, as in a record's environment.

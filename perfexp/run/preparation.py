@@ -1,4 +1,8 @@
-"""Preparation: a run's assignment and its folder, which must hold the same plan or none."""
+"""A run's assignment, and its folder, which must hold the same plan or none.
+
+Before measuring, `prepare` writes the plan into the folder and keeps earlier results from the same
+plan, so that repeating a command continues a run.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +43,15 @@ class Assignment:
     """A run to measure, alone or within a sweep.
 
     Attributes:
+        plan: plan of the run.
+        plain: plain data of the plan, as a file has it.
+        folder: folder of the run.
+        name: name in lists and messages.
+        sweep: the run's place in its sweep; None for a run alone.
+        is_sent: whether the tracker accepted the record; valid after the run.
         begun: called when the first measurement begins.
         whole: progress of the sweep, or of all processes measured in turn; None for a single run.
         number: position in the sweep, from 1.
-        is_sent: whether the tracker accepted the record; valid after the run.
         overwrites: whether to remove earlier results in the folder first.
     """
 
@@ -58,11 +67,13 @@ class Assignment:
     overwrites: bool = False
 
     def seconds(self, left: Collection[Key], measured: Sequence[float] = ()) -> float | None:
-        """Estimate the time for points without a result; None if unknown.
+        """Return the estimated seconds for points without a result; None if unknown.
+
+        Progress displays and dry runs show it.
 
         Args:
             left: points without a result.
-            measured: wall times of measured points.
+            measured: wall times of measured points, in seconds.
         """
         return seconds_left(left, median_seconds(measured) if measured else self.plan.point_seconds)
 
@@ -78,11 +89,14 @@ def prepare(
 ) -> str:
     """Write plan.yaml and expected.json, and forget failed points from the same plan.
 
+    `Supervisor.prepare` calls it.
+
     Args:
+        paths: the run's folder.
         again: profiles to repeat; their results stay until there are new results.
 
     Returns:
-        The plan's SHA-256.
+        The SHA-256 of plan.yaml, by which a worker recognizes it.
 
     Raises:
         UserError: the folder has another plan, or a record that would be lost.
@@ -105,7 +119,10 @@ def prepare(
 
 
 def write_expected(paths: RunPaths, plan: config.Plan, results: Collection[Point]) -> None:
-    """Write expected.json: the plan's points, including points chosen by the results so far."""
+    """Write expected.json: the plan's points, including points chosen by the results so far.
+
+    `perfexp status` compares the results with it.
+    """
     keys = plan.keys(results)
     if not config.build(plan.profiler).times:  # points timed earlier count, too
         keys = list(dict.fromkeys([*(point.key for point in results), *keys]))
@@ -115,7 +132,10 @@ def write_expected(paths: RunPaths, plan: config.Plan, results: Collection[Point
 
 
 def is_finished(paths: RunPaths, plan: config.Plan) -> bool:
-    """Return whether a run's folder has its record and a final result for each point."""
+    """Return whether a run's folder has its record and a final result for each point.
+
+    Campaigns skip such runs.
+    """
     try:
         results = run_status.results(foreign.read_bytes(paths.points))
         everything = plan.keys(read_points(paths.points))
@@ -147,7 +167,10 @@ def _recover_points(paths: RunPaths, plan_hash: str) -> None:
 
 
 def profiles_again(paths: RunPaths, plan: config.Plan) -> frozenset[Key]:
-    """Return profiles to repeat: failed, made with other settings, or with missing files."""
+    """Return profiles to repeat: failed, made with other settings, or with missing files.
+
+    `Supervisor.prepare` calls it.
+    """
     results, settings = read_points(paths.points), profiler_settings(plan.profiler)
     keys = plan.profile_keys(results)
     again = set[Key]()
@@ -160,6 +183,13 @@ def profiles_again(paths: RunPaths, plan: config.Plan) -> frozenset[Key]:
 
 
 def _is_stale(profile: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Return whether a profile was made with other settings, or lacks a file.
+
+    Args:
+        profile: facts about the profile, from its point.
+        folder: folder of the run.
+        settings: the plan's profiler settings.
+    """
     missing_files = (name for name in profile.get("files", []) if not (folder / name).exists())
     return profile.get("settings") != settings or any(missing_files)
 
@@ -167,7 +197,8 @@ def _is_stale(profile: Mapping[str, Any], folder: Path, settings: Mapping[str, A
 def other_lines(paths: RunPaths, forgotten: set[Key]) -> Iterator[bytes]:
     """Yield the lines in points.jsonl that stay, byte for byte.
 
-    If a point is forgotten, so are its layers and its profile.
+    If a point is forgotten, so are its layers and its profile. Forgetting and replacing points
+    write them back.
     """
     for line in foreign.read_bytes(paths.points).split(b"\n"):
         for point in points_from_lines(line):
@@ -176,7 +207,10 @@ def other_lines(paths: RunPaths, forgotten: set[Key]) -> Iterator[bytes]:
 
 
 def profiler_settings(node: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in a profiler's node as JSON values; empty for profiler=none."""
+    """Return the settings in a profiler's node as JSON values; empty for profiler=none.
+
+    A profile made with other settings is made again.
+    """
     settings = dict(node)
     if settings.get("name") == "none":
         return {}
@@ -188,7 +222,7 @@ def is_of_perfexp(paths: RunPaths) -> bool:
     """Return whether the manifest in a folder has the identity of the run or sweep there.
 
     Otherwise it may come from other software, which also writes manifests, for example for data
-    sets.
+    sets. Only then may files be deleted (`perfexp clean`, `--overwrite`).
     """
     identities: set[str | None] = set()
     for file in (paths.record, SweepPaths(paths.root).summary):
@@ -200,11 +234,16 @@ def is_of_perfexp(paths: RunPaths) -> bool:
 
 
 class _Identity(msgspec.Struct):
+    """The identity in a record.json or sweep.json."""
+
     uid: str | None = None
 
 
 def holds_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> bool:
-    """Return whether a folder has another plan, or a plan that cannot be read."""
+    """Return whether a folder has another plan, or a plan that cannot be read.
+
+    A run of a stage then takes the next numbered folder.
+    """
     try:
         refuse_other_plan(paths, plain)
     except UserError:
@@ -213,7 +252,10 @@ def holds_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> bool:
 
 
 def with_processes(plain: Mapping[str, Any], processes: int) -> dict[str, Any]:
-    """Return a plan, including its command, with another number of processes."""
+    """Return a plan, including its command, with another number of processes.
+
+    `perfexp ab` adds processes until it has a verdict.
+    """
     others = [text for text in plain["command"] if text.lstrip("+").partition("=")[0] != _PROCESSES]
     return {**plain, _PROCESSES: processes, "command": [*others, f"{_PROCESSES}={processes}"]}
 
@@ -231,11 +273,13 @@ def _with_fewer_processes(paths: RunPaths, plain: Mapping[str, Any]) -> Mapping[
 
 
 class OtherCode(UserError):
-    """A folder has results from other user code."""
+    """Raised if a folder has results from other user code than now."""
 
 
 def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
     """Compare a folder's plan with this plan, as data: nothing in either plan is built.
+
+    `main` calls it before anything is built, and `prepare` before anything is written.
 
     Raises:
         UserError: the folder has another plan, or a plan in another format.

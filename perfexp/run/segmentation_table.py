@@ -1,4 +1,8 @@
-"""Segmentation table: GPU counts and the final table for experiment=segmentation_table."""
+"""GPU counts and the final table for experiment=segmentation_table.
+
+The experiment trains segmentation models on one GPU and on all. Its file in conf/ names
+`SegmentationTable` as a Hydra callback.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +83,13 @@ class SegmentationTable:
 
 
 def counts(gpu: str) -> str:
-    """Return the sweep's GPU counts, e.g. `1`, or `1,8` if 8 GPUs are visible."""
+    """Return the GPU counts to sweep over as text: `1`, or `1,8` if 8 GPUs are visible.
+
+    It resolves `${perfexp_cards:GPU}`.
+
+    Args:
+        gpu: option of the group `gpu`.
+    """
     visible = 1 if gpu in _NO_GPUS else worker_query.visible_gpus()
     if visible > 1:
         return f"1,{visible}"
@@ -87,20 +97,26 @@ def counts(gpu: str) -> str:
 
 
 def _visible(gpu: str) -> str:
+    """Return why only one GPU count is measured."""
     if gpu in _NO_GPUS:
         return f"gpu={gpu} is not a GPU"
     return f"{'one GPU is' if worker_query.visible_gpus() else 'no GPU is'} visible here"
 
 
 def _console(config: Any) -> Any:
+    """Return a console for the sweep's messages."""
     return Console(quiet=bool(config.quiet))
 
 
 def trainings(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | None:
     """Return a table of the sweep's trainings; None if there are none.
 
+    `on_multirun_end` prints it.
+
     Args:
+        sweep: the sweep.
         folder: the sweep's folder.
+        records: records of its runs.
     """
     lines: list[dict[str, str]] = []
     for child, one in SweepAnalysis.of(sweep, records).runs:
@@ -124,6 +140,12 @@ def trainings(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | N
 
 
 def _of_speed(speed: Speed, path: Path | None) -> dict[str, str]:
+    """Return the table's line for a training, by column.
+
+    Args:
+        speed: figures of the training.
+        path: its speed file; None if there is none.
+    """
     line = {
         "model": one_line(speed.model),
         "GPUs": str(speed.num_gpus),
@@ -141,6 +163,7 @@ def _of_speed(speed: Speed, path: Path | None) -> dict[str, str]:
 
 
 def _refused(child: SweepChild) -> dict[str, str]:
+    """Return the table's line for a run without a record, by column."""
     why = f"{child.status.value}: {child.error}" if child.error else child.status.value
     model, gpus = child.axes.get("model") or child.name, child.axes.get("gpu.count", "")
     return {"model": one_line(model), "GPUs": one_line(gpus), "remarks": one_line(why)}

@@ -1,4 +1,9 @@
-"""Supervisor: workers measure a plan's points; every point gets a result even if a worker dies."""
+"""Have workers measure a plan's points; every point gets a result even if a worker dies.
+
+A worker measures all missing points of one kind and replicate, and appends each to points.jsonl. If
+it dies, the point in progress gets the reason as its result, and another worker measures the rest.
+Profiles come last, each in its own process.
+"""
 
 from __future__ import annotations
 
@@ -72,6 +77,7 @@ class Supervisor:
         keys: points by how they are measured: `timed`, `layers`, `ttfp` (cold starts) and `trials`
             (whether a batch fits).
         profiles: profiles, each in its own process after everything else.
+        listener: called with each event of a worker.
     """
 
     def __init__(self, assignment: Assignment) -> None:
@@ -81,6 +87,8 @@ class Supervisor:
 
     def prepare(self) -> None:
         """Write the plan and choose the points to measure.
+
+        `Job` calls it when its folder is locked.
 
         Raises:
             UserError: the folder has another plan.
@@ -98,9 +106,9 @@ class Supervisor:
         return self.keys["timed"]
 
     def extend(self) -> None:
-        """Update the points to those chosen by the results so far.
+        """Choose the points again, given the results so far; earlier profiles stay included.
 
-        Earlier profiles stay included.
+        It is called again when results may have added some.
         """
         plan, results, before = self.plan, self.measured(), self.timed
         finished = [point.key for point in results]
@@ -124,7 +132,7 @@ class Supervisor:
         return read_points(self.paths.points)
 
     def left(self) -> list[Key]:
-        """Return points without a result, and profiles to repeat."""
+        """Return the points without a result, and profiles to repeat, in measuring order."""
         planned = [key for what in ("timed", "ttfp", "layers") for key in self.keys[what]]
         left = missing([*planned, *self.profiles], self.paths.points)
         return left + [key for key in self.profiles if key in self.again and key not in left]
@@ -134,7 +142,7 @@ def replicates(timed: Iterable[Key]) -> list[int]:
     """Return replicate numbers in measuring order.
 
     If the first replicate has more points than others, it is placed in the middle. It stays first
-    if only it trains: the others may infer with its weights.
+    if only it trains: the others may infer with its weights. `Job.measure` goes through them.
     """
     timed = list(timed)
     points = Counter(key.replicate for key in timed)
@@ -149,7 +157,7 @@ def replicates(timed: Iterable[Key]) -> list[int]:
 
 
 class _Ending(NamedTuple):
-    """How a worker ended.
+    """How a worker ended, for the points that it left without a result.
 
     Attributes:
         status: status for points without a result.
@@ -166,7 +174,7 @@ def measure(job: Supervisor, replicate: int) -> None:
     """Measure a replicate's points that have no result.
 
     Interrupts take effect while waiting for a worker. Finished points are on disk before an
-    exception is raised.
+    exception is raised. `Job.measure` calls it for each replicate.
 
     Raises:
         PerfexpError: a worker refused to start, or a result cannot be written.
@@ -182,6 +190,7 @@ def profile(job: Supervisor) -> None:
     """Make missing and outdated profiles, after everything has been timed.
 
     If a profiler fails, only its profile is affected. Exceptions are the same as in `measure`.
+    `Job.measure` calls it after the last replicate.
     """
     job.extend()
     with interrupts.held():
@@ -195,7 +204,8 @@ def results(job: Supervisor) -> list[Point]:
 
     Points without a result are `interrupted`, with the reason. Two kinds of points follow the
     plan's points: smaller batches that fit instead (sweep.oom=shrink), and points that ran out of
-    memory although their batch fitted before (batch_size=max).
+    memory although their batch fitted before (batch_size=max). `Job.assembled` builds the record
+    from them.
     """
     measured = {point.key: point for point in job.measured()}
     reason = "the run was interrupted"
@@ -215,6 +225,12 @@ def results(job: Supervisor) -> list[Point]:
 
 
 def _measure(job: Supervisor, what: str, replicate: int) -> None:
+    """Start workers until all points of one kind have a result.
+
+    Args:
+        what: kind of points, see `Supervisor.keys`.
+        replicate: replicate to measure.
+    """
     fruitless = 0  # workers in a row without a result
     while left := _left(job, what, replicate):
         if (
@@ -237,6 +253,7 @@ def _measure(job: Supervisor, what: str, replicate: int) -> None:
 
 
 def _left(job: Supervisor, what: str, replicate: int) -> list[Key]:
+    """Return the points of one kind that have no result, after choosing them again."""
     job.extend()
     if what == "trials":  # any replicate's process makes them
         return job.keys[what]
@@ -265,9 +282,9 @@ def _pass_over(job: Supervisor, what: str, replicate: int) -> None:
 
 
 def _profiled(job: Supervisor, key: Key) -> Point:
-    """Make a profile in a separate folder.
+    """Make a profile in a separate folder, and return it as a point.
 
-    Its files, if any, replace the files from earlier passes.
+    Its files, if any, replace the files from earlier passes. A failure is the point's status.
     """
     point = Point(key=key, status=Status.OK, started=timestamp())
     timed = next((other for other in job.measured() if other.key == profiled_key(key)), None)
@@ -297,7 +314,7 @@ def _profiled(job: Supervisor, key: Key) -> Point:
 
 
 def _attempt(point: Point, action: Callable[[], None]) -> None:
-    """Run a profiling step; turn an error into its point's status."""
+    """Run a profiling step; an error becomes the status of its point."""
     try:
         action()
     except Unsupported as error:
@@ -317,6 +334,9 @@ def _keep_files(job: Supervisor, point: Point, place: ProfileLocation) -> None:
     """Move a new profile's files into the run's folder.
 
     Without new files the earlier files stay.
+
+    Args:
+        place: file or folder that the profiler writes.
     """
     root, facts, outputs = job.paths.root, point.facts["profile"], job.profiler.outputs(place)
     if point.status is Status.OK or facts.get("files"):
@@ -337,6 +357,11 @@ def _keep_files(job: Supervisor, point: Point, place: ProfileLocation) -> None:
 
 
 def _run_profiler(job: Supervisor, point: Point, place: ProfileLocation) -> None:
+    """Run a worker under the profiler, and read the profile into the point's facts.
+
+    Raises:
+        ProfilerFailed: there is no usable profile.
+    """
     profiler, key, facts = job.profiler, point.key, point.facts["profile"]
     device = recorded_environment(job)[0].get("device") or {}
     about = About(phase=profiled_key(key).phase, device=device, command=job.plain["command"])
@@ -370,7 +395,10 @@ def _run_profiler(job: Supervisor, point: Point, place: ProfileLocation) -> None
 
 
 def recorded_environment(job: Supervisor) -> tuple[dict[str, Any], list[Diagnostic]]:
-    """Return the recorded environment and its diagnostics; empty if no worker has begun."""
+    """Return the recorded environment and its diagnostics; empty if no worker has begun.
+
+    The first worker writes it.
+    """
     try:
         return environment.load(job.paths.environment)
     except UserError:
@@ -386,7 +414,8 @@ def _one_worker(
     """Start a worker and wait until it ends.
 
     Args:
-        prefix: profiler command.
+        what: arguments for the worker, such as `--what=timed`.
+        prefix: profiler command in front of the worker's.
         profile: dictionary to fill with the worker's report on its profile.
 
     Raises:
@@ -402,6 +431,7 @@ def _one_worker(
     current: Key | None = None
 
     def take(event: Event) -> None:
+        """Remember the point at work and the profile's facts; pass the event on."""
         nonlocal current
         if event["event"] == "point":
             current = msgspec.convert(event["key"], Key)
@@ -428,7 +458,10 @@ def _one_worker(
 
 
 def _judged(heard: Heard) -> tuple[Status, str]:
-    """Return status and reason for the point during which a worker ended."""
+    """Return status and reason for the point during which a worker ended.
+
+    The worker may have timed out, been killed, or failed with a message.
+    """
     if heard.termination:
         status, why = Status.TIMEOUT, " (timeout_seconds)"
         if heard.garbled:
@@ -448,10 +481,16 @@ def _judged(heard: Heard) -> tuple[Status, str]:
 
 
 def _abandon(paths: RunPaths, keys: Iterable[Key], ending: _Ending) -> None:
+    """Give points the result that the worker's end means, so that they are not tried again."""
     _append(paths, [Point(key=key, status=ending.status, error=ending.text) for key in keys])
 
 
 def _append(paths: RunPaths, points: Iterable[Point]) -> None:
+    """Append results to points.jsonl.
+
+    Raises:
+        PerfexpError: the file cannot be written.
+    """
     try:
         for point in points:
             append_line(paths.points, point_to_line(point))

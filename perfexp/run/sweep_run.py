@@ -1,4 +1,8 @@
-"""Sweep run: bookkeeping for a sweep over several runs (`-m`), from first job to table and plot."""
+"""Bookkeeping for a sweep over several runs (`-m`), from the first run to table and plot.
+
+`main` creates a `SweepRun` with the first run of a sweep. It locks the sweep's folder, writes
+sweep.json after each run, and at the end the table, the plot and the tracker's summary.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +50,8 @@ class SweepRun:
         folder: folder of the last sweep that this process started, for Hydra callbacks.
 
     Args:
+        folder: folder of this sweep.
+        command: overrides as typed.
         axes: override keys that vary.
         jobs: number of runs; None if unknown.
         multirun: Hydra's sweep configuration, as YAML.
@@ -83,7 +89,9 @@ class SweepRun:
         self.whole = Whole(self.sweep.jobs)
 
     def begin(self) -> None:
-        """Create the folder and lock the sweep.
+        """Create the folder and lock it until the sweep is closed.
+
+        `main` and `ab` call it before the first run.
 
         Raises:
             UserError: the folder cannot be written or is in use.
@@ -103,12 +111,15 @@ class SweepRun:
         SweepRun.folder = self.paths.root
 
     def add(self, file: Path) -> None:
-        """Copy one of the sweeper's files into the folder."""
+        """Copy one of the sweeper's files into the folder.
+
+        An optimizing sweeper, such as Optuna, writes its best values.
+        """
         self.paths.claim(target := self.paths.root / file.name)
         write_atomically(target, file.read_bytes())
 
     def _before(self, command: Sequence[str]) -> Sweep | None:
-        """Return the sweep in the folder, to be continued, if any.
+        """Return the sweep in the folder, to be continued; None if there is none.
 
         Raises:
             UserError: the folder holds another sweep.
@@ -132,7 +143,9 @@ class SweepRun:
         return sweep
 
     def refuse_other_runs(self, folder: Path) -> None:
-        """Check that a run's folder, e.g. in a stage, belongs to this sweep if it exists.
+        """Check that a run's folder belongs to this sweep if it exists; used with `resume=`.
+
+        A run of a stage has its folder outside the sweep's.
 
         Raises:
             UserError: the folder holds a run that this sweep did not begin.
@@ -149,6 +162,8 @@ class SweepRun:
 
     def accept(self, assignment: Assignment) -> None:
         """Take tracker, points and estimated time from the first valid run.
+
+        `main` and `ab` call it for each run.
 
         Raises:
             UserError: the run's settings clash.
@@ -167,7 +182,10 @@ class SweepRun:
         )
 
     def announce(self) -> None:
-        """Print the header once, when the first measurement starts."""
+        """Print the header once, when the first measurement starts.
+
+        Jobs call it, since only they know when measuring begins.
+        """
         if self._header is not None:
             self._header()
             self._header = None
@@ -191,14 +209,25 @@ class SweepRun:
             )
 
     def membership(self, job: int, axes: dict[str, str], folder: Path) -> SweepMembership:
-        """Return the sweep's description for a run's record."""
+        """Return the description of a run's place in the sweep, for the run's record.
+
+        `main` and `ab` call it for each run.
+
+        Args:
+            job: number of the run, from 0.
+            axes: the run's axis values by key.
+            folder: folder of the run.
+        """
         directory = _relative(self.paths.root, folder)
         return SweepMembership(
             uid=self.sweep.uid, job=job, jobs=self.sweep.jobs, axes=axes, directory=directory
         )
 
     def plan(self, assignments: Sequence[Assignment]) -> None:
-        """Enter all runs to measure, before the first run begins."""
+        """Enter all runs to measure, before the first run begins.
+
+        `perfexp status` shows those that have not begun.
+        """
         self.sweep.planned = []
         for assignment in assignments:
             if assignment.sweep is not None:
@@ -206,6 +235,7 @@ class SweepRun:
         self._write()
 
     def _planned(self, assignment: Assignment, membership: SweepMembership) -> PlannedRun:
+        """Return a run's entry in the list of planned runs, which `perfexp status` shows."""
         plan, about = assignment.plan, subject(assignment.plain)
         keys = plan.keys()
         options = {name: getattr(about, name) for name in _OPTIONS}
@@ -222,7 +252,8 @@ class SweepRun:
     def expect(self, assignments: Sequence[Assignment]) -> None:
         """Enter runs that other processes will measure. Runs that have ended stay unchanged.
 
-        Folders are those composed here: the other processes measure into the folders named here.
+        Folders are those composed here: the other processes measure into the folders named here. A
+        campaign calls it before its processes start.
         """
         self._is_refused = False
         before = {child.job: child for child in self.sweep.children}
@@ -237,7 +268,10 @@ class SweepRun:
     def ended(
         self, membership: SweepMembership, name: str, folder: Path, outcome: Record | PerfexpError
     ) -> None:
-        """Enter a run that has ended, with its record or the error that ended it."""
+        """Enter a run that has ended, with its record or the error that ended it.
+
+        The driver and campaigns call it through `main`.
+        """
         if isinstance(outcome, Record):
             self._is_refused = False
             child = self._child(membership, name, folder, outcome.status)
@@ -255,17 +289,22 @@ class SweepRun:
         status: Status,
         error: str | None = None,
     ) -> SweepChild:
+        """Return a run's entry in the list of runs."""
         directory = _relative(folder, self.paths.root)
         return SweepChild(
             job=run.job, name=name, directory=directory, status=status, axes=run.axes, error=error
         )
 
     def _enter(self, child: SweepChild) -> None:
+        """Put an entry into the list of runs, in place of an earlier one."""
         others = (other for other in self.sweep.children if other.job != child.job)
         self.sweep.children = sorted([*others, child], key=lambda one: one.job)
 
     def refused(self, job: int, axes: dict[str, str], error: PerfexpError) -> None:
-        """Enter a run that was refused because of its configuration."""
+        """Enter a run that was refused because of its configuration.
+
+        `main` calls it if a run cannot be composed.
+        """
         folder = naming.child_folder(None, self.paths.root, job, axes)
         self.ended(self.membership(job, axes, folder), naming.run_name((), axes), folder, error)
 
@@ -286,10 +325,14 @@ class SweepRun:
             self.paths.withdraw()
 
     def unlock(self) -> None:
-        """Release the folder. Other processes may continue to measure in it."""
+        """Release the folder. Other processes may continue to measure in it.
+
+        `main` calls it if the sweep goes on elsewhere, or is refused.
+        """
         self._stack.close()
 
     def _close(self) -> bool:
+        """Finish the sweep while its folder is locked; see `close`."""
         is_whole = len(self.sweep.children) == self.sweep.jobs
         if self.sweep.jobs is None:  # the sweeper chooses
             folders = set(filter(Path.is_dir, self.paths.root.iterdir()))
@@ -314,10 +357,12 @@ class SweepRun:
         return is_complete
 
     def _write(self) -> None:
+        """Write sweep.json."""
         write_atomically(self.paths.summary, self.sweep.to_json())
 
 
 def _relative(target: Path, start: Path) -> str:
+    """Return a relative path from a folder to a target, with slashes."""
     return Path(os.path.relpath(target, start)).as_posix()
 
 
@@ -333,6 +378,8 @@ def remember_store(sweep: str, folder: Path, settings: Mapping[str, str]) -> Non
 
 def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[str, str]:
     """Return a sweep's cached store as overrides by key. Typed keys take precedence.
+
+    `resume=` adds them to the repeated command.
 
     Args:
         folder: the sweep's folder, or a run's folder in it.
@@ -357,9 +404,9 @@ def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[s
 
 
 def _as_stored(command: Sequence[str], stored: Sequence[str]) -> list[str]:
-    """Remove the precision from a command if the stored command leaves it to its default.
+    """Return a command without its precision if the stored command does not name one.
 
-    The runs' plans name it in any case.
+    Commands were stored that way while it was the default. The runs' plans name it in any case.
     """
     if "precision" in map(key_of, stored):
         return list(command)

@@ -1,4 +1,8 @@
-"""Conversations with workers: their events, and their answers about this machine or a plan."""
+"""Talk with workers: pass on their events, and ask one about this machine or a plan.
+
+The supervisor calls `listen`. Commands call `survey` (what can this machine measure?) and `query`
+(which algorithms, or how much memory, does this plan use?), which start a worker for the answer.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +69,12 @@ def listen(
 ) -> Heard:
     """Pass on a worker's events until it has ended, then end its child processes.
 
+    The supervisor and queries share it.
+
     Args:
-        silence_seconds: longest time without an event; None for no limit.
+        process: a started worker.
+        silence_seconds: longest time without an event; None for no limit. A worker that exceeds it
+            is terminated.
         take: called with each event.
     """
     last: dict[str, Event] = {}
@@ -87,7 +95,10 @@ def listen(
 
 
 def error_of(event: Event) -> PerfexpError:
-    """Return a worker's error from the event that reports it."""
+    """Return a worker's error from the event that reports it.
+
+    It has the class, and so the exit code, that the worker meant.
+    """
     if event.get("exit_code") == UserError.exit_code:
         return UserError(event["message"])
     return PerfexpError(event["message"])
@@ -101,6 +112,12 @@ def _ask(
     waiting: Callable[[str], None] = lambda _: None,
 ) -> tuple[dict[str, Any], dict[str, Event], str | None]:
     """Start a worker with a log file and collect its answers.
+
+    Args:
+        command: command line of the worker.
+        silence_seconds: longest time without an event; None for no limit.
+        imports: modules that a forked worker finds imported; None for a new interpreter.
+        waiting: called with the reason when the worker waits.
 
     Returns:
         Answers by name, the last event of each kind, and how the worker ended. The last is None if
@@ -128,7 +145,7 @@ def _ask(
 
 @contextmanager
 def _scratch() -> Iterator[RunPaths]:
-    """Yield a temporary run folder."""
+    """Yield a temporary run folder, for a worker that only answers."""
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         paths = RunPaths(Path(folder))
         paths.details.mkdir()
@@ -136,7 +153,9 @@ def _scratch() -> Iterator[RunPaths]:
 
 
 def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]) -> dict[str, Any]:
-    """Return a worker's answer about a plan.
+    """Return a worker's answer about a plan, without measuring it.
+
+    `perfexp list` asks for algorithms, and `perfexp predict` for memory.
 
     Args:
         plain: plan as plain data.
@@ -166,6 +185,8 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
 def survey(index: int | None) -> dict[str, Any]:
     """Determine this machine's measuring equipment.
 
+    `perfexp doctor` calls it, since this process may not import torch.
+
     Args:
         index: CUDA device for the clock test; None for no test.
 
@@ -192,6 +213,8 @@ def survey(index: int | None) -> dict[str, Any]:
 @cache
 def visible_gpus() -> int:
     """Count the CUDA devices that `CUDA_VISIBLE_DEVICES` leaves visible.
+
+    Commands that use all GPUs ask for their number.
 
     Raises:
         PerfexpError: they cannot be counted.

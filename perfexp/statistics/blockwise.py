@@ -1,4 +1,9 @@
-"""Statistics for a series measured in blocks, alternating with other series."""
+"""Statistics for a series measured in blocks, alternating with other series.
+
+A device's clock and temperature change between blocks more than within one. Intervals therefore
+cover the spread between blocks, too. `summarise` computes a series' statistics for the record, and
+stopping rules ask `half_width` during the measurement whether a series is precise enough.
+"""
 
 from __future__ import annotations
 
@@ -32,11 +37,12 @@ class Summary:
         n: number of samples.
         tau: integrated autocorrelation time in samples, ≥ 1; n / tau is the number of effective
             samples.
-        mean: mean with its interval, widened by √τ.
+        median: median with its interval over all blocks (`block_median`).
+        mean: mean with its interval over all blocks (`block_mean`).
         std: standard deviation (n - 1); None for n = 1.
         percentiles: percentiles by number (50, 95, 99); `low` and `high` are None if n is too
             small.
-        outliers: outlier indices; outliers stay in every statistic.
+        outliers: indices of outliers in the samples; outliers stay in every statistic.
         drift: None if the samples did not drift.
     """
 
@@ -53,12 +59,13 @@ class Summary:
 
 
 def split(samples: ArrayLike, starts: Sequence[int], warmup: int = 0) -> list[Samples]:
-    """Split samples into their blocks, without the warm-up.
+    """Split samples into their blocks, without the warm-up; empty if all samples are warm-up.
 
     Args:
         samples: shape (n,), warm-up included.
         starts: index of each block's first sample; empty for a single block.
-        warmup: number of warm-up samples; the warm-up may end within a block.
+        warmup: number of warm-up samples; the warm-up may end within a block, which then begins
+            there.
     """
     x = np.asarray(samples, dtype=np.float64)
     parts = np.split(x[warmup:], [start - warmup for start in starts if start > warmup])
@@ -77,7 +84,8 @@ def block_median(blocks: Sequence[Samples], tau: float | None = None) -> Interva
         blocks: samples of each block, at least one block.
         tau: autocorrelation time of all samples; computed by default.
     """
-    return _widened(median_interval(np.concatenate(blocks), tau), blocks, np.median)
+    within = median_interval(np.concatenate(blocks), tau)
+    return _widen_for_blocks(within, blocks, np.median)
 
 
 def block_mean(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
@@ -94,24 +102,36 @@ def block_mean(blocks: Sequence[Samples], tau: float | None = None) -> Interval:
 
     Args:
         blocks: samples of each block, at least one block.
+        tau: autocorrelation time of all samples; computed by default.
     """
     x = np.concatenate(blocks)
-    found = _widened(mean_interval(x, tau), blocks, np.mean)
-    return _with_half(found, _rare_half_width(x))
+    interval = _widen_for_blocks(mean_interval(x, tau), blocks, np.mean)
+    return _widen_to(interval, _rare_half_width(x))
 
 
 def _rare_half_width(x: Samples) -> float:
-    """Return the mean's half-width that follows from rare groups of slow samples."""
+    """Return the mean's half-width that follows from rare slow calls, in the unit of `x`.
+
+    Consecutive slow outliers count as one group. It is 0 without slow outliers.
+    """
     median = float(np.median(x))
     slow = np.asarray([index for index in outliers(x) if x[index] > median])
     if not slow.size:
         return 0.0
     groups = 1 + int((np.diff(slow) > 1).sum())
-    return Z95 * math.sqrt(2 / groups) * float((x[slow] - median).sum()) / x.size
+    share = float((x[slow] - median).sum()) / x.size  # what the slow calls add to the mean
+    return Z95 * math.sqrt(2 / groups) * share
 
 
-def _widened(within: Interval, blocks: Sequence[Samples], center: Callable[..., Any]) -> Interval:
-    """Widen an interval to cover the size-weighted spread between three or more blocks."""
+def _widen_for_blocks(
+    within: Interval, blocks: Sequence[Samples], center: Callable[..., Any]
+) -> Interval:
+    """Widen an interval to cover the spread between three or more blocks, weighted by their size.
+
+    Args:
+        within: interval that covers variation between samples only.
+        center: `np.median` or `np.mean`, applied to each block.
+    """
     if within.low is None or within.high is None or len(blocks) < 3:
         return within
     centers = _centers(blocks, center)
@@ -121,13 +141,14 @@ def _widened(within: Interval, blocks: Sequence[Samples], center: Callable[..., 
     if count < 2:  # nearly all samples are in one block
         return within
     variance = float((weights**2 * (centers - weights @ centers) ** 2).sum()) * count / (count - 1)
-    return _with_half(within, student95(count - 1) * math.sqrt(variance))
+    return _widen_to(within, student95(count - 1) * math.sqrt(variance))
 
 
 def _centers(blocks: Sequence[Samples], center: Callable[..., Any]) -> Samples:
-    """Return each block's center.
+    """Return each block's median or mean, shape (blocks,).
 
-    Equal-sized blocks share a single `center` call, because a call takes longer than a small block.
+    Equal-sized blocks share a single `center` call: between two timed blocks time is precious, and
+    a call for each of many small blocks would take long.
     """
     sizes = np.array([block.size for block in blocks])
     centers = np.empty(len(blocks))
@@ -137,25 +158,25 @@ def _centers(blocks: Sequence[Samples], center: Callable[..., Any]) -> Samples:
     return centers
 
 
-def _with_half(interval: Interval, half: float) -> Interval:
-    """Return an interval that reaches at least `half` to both sides.
+def _widen_to(interval: Interval, half_width: float) -> Interval:
+    """Return an interval that reaches at least `half_width` to both sides of its value.
 
     If that would include 0, the lower end mirrors the upper end by ratio instead, because times are
-    positive.
+    positive. An interval without ends stays without.
     """
     if interval.low is None or interval.high is None:
         return interval
     value = interval.value
-    low, high = min(interval.low, value - half), max(interval.high, value + half)
+    low, high = min(interval.low, value - half_width), max(interval.high, value + half_width)
     if low <= 0 < value:
         low = value**2 / high
     return Interval(value=value, low=low, high=high)
 
 
 def half_width(samples: ArrayLike, starts: Sequence[int], warmup: int) -> float | None:
-    """Return the relative half-width of a running series' median; None without an interval.
+    """Return the relative half-width of a running series' median, a fraction.
 
-    See `split` for the arguments.
+    None if there are too few samples for an interval. See `split` for the arguments.
     """
     blocks = split(samples, starts, warmup)
     if not blocks:
@@ -166,11 +187,11 @@ def half_width(samples: ArrayLike, starts: Sequence[int], warmup: int) -> float 
 def summarise(
     blocks: Sequence[ArrayLike], percentiles: Sequence[float] = (50.0, 95.0, 99.0)
 ) -> Summary:
-    """Return all statistics for the samples after the warm-up.
+    """Return all statistics for the samples after the warm-up, in their unit.
 
     Args:
-        blocks: samples of each block in time order, n ≥ 1 in total.
-        percentiles: between 0 and 100.
+        blocks: samples of each block in time order, as from `split`, n ≥ 1 in total.
+        percentiles: numbers of the percentiles, between 0 and 100.
 
     Raises:
         ValueError: there are no samples.

@@ -1,6 +1,9 @@
-"""Calibration of prediction intervals by curves for other models and algorithms.
+"""Conformal calibration of prediction intervals: how wide they must be to hold in 9 of 10 cases.
 
-The unit of calibration is the curve.
+`gaussian_process` predicts the time at sizes that were not measured. Its intervals assume normal
+errors. `calibrate` tries them on curves measured earlier (for other models and algorithms): each
+inner point is predicted from the others, and the errors show by how much to widen the intervals.
+Used by `perfexp predict` and its skill table.
 """
 
 from __future__ import annotations
@@ -10,13 +13,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfexp.statistics.distributions import half_normal
 from perfexp.statistics.estimators import Samples
 from perfexp.statistics.gaussian_process import Curve, learn_prior, leave_one_out
 
 #: Probability of every prediction interval, and its normal quantile.
 LEVEL, NORMAL_FACTOR = 0.9, 1.645
-#: Weight of the normal distribution relative to the curves, in curves.
+#: Weight of the normal distribution relative to the curves, in curves: few curves prove little.
 _NORMAL_CURVES = 3
 #: Number of equally likely values that represent a normal variable.
 _NORMAL_VALUES = 19
@@ -43,20 +45,25 @@ def calibrate(others: Sequence[Curve]) -> Calibration:
 
     Points on the same curve share its roughness and disturbances. So points are not exchangeable
     between curves, but whole curves are. A normal distribution counts as three further curves.
+    Without other curves the result assumes normal errors.
     """
+    from scipy import special
+
     if not others:
         return Calibration()
     prior = learn_prior(list(others))
     scores = [errors for curve in others if (errors := leave_one_out(curve, prior)).size]
-    normal = np.array(
-        [half_normal(number / (_NORMAL_VALUES + 1)) for number in range(1, _NORMAL_VALUES + 1)]
-    )
+    probabilities = np.arange(1, _NORMAL_VALUES + 1) / (_NORMAL_VALUES + 1)
+    normal = special.ndtri((1 + probabilities) / 2)  # quantiles of a normal variable's size
     factor = _weighted_quantile([*scores, *[normal] * _NORMAL_CURVES], LEVEL)
     return Calibration(factor=factor, prior=prior, curves=len(scores))
 
 
 def _weighted_quantile(groups: Sequence[Samples], level: float) -> float:
-    """Return a quantile of the pooled values, with equal weight for each group."""
+    """Return the `level` quantile of the pooled values, with equal weight for each group.
+
+    It is the smallest value such that the values up to it have that share of the total weight.
+    """
     values = np.concatenate(groups)
     weights = np.concatenate(
         [np.full(group.size, 1 / group.size / len(groups)) for group in groups]

@@ -1,4 +1,8 @@
-"""Distribution quantiles for confidence intervals, computed by scipy."""
+"""Distribution quantiles for confidence intervals, computed by scipy.
+
+scipy is imported where it is used: that takes 0.2 s, which `perfexp --help` and a cold start do not
+need.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +28,15 @@ def student95(degrees: float) -> float:
 
 
 def student(degrees: float, probability: float) -> float:
-    """Return a quantile of Student's t distribution."""
-    # imported here: it takes 0.2 s, which `perfexp --help` and a cold start do not need
+    """Return the value that a Student's t variable stays below with this probability.
+
+    Args:
+        degrees: degrees of freedom ν > 0.
+        probability: between 0 and 1, for example 0.975 for a two-sided 95 % interval.
+    """
     from scipy import special
 
     return float(special.stdtrit(degrees, probability))
-
-
-def half_normal(probability: float) -> float:
-    """Return a quantile of a standard normal variable's absolute value."""
-    from scipy import special
-
-    return float(special.ndtri((1 + probability) / 2))
 
 
 def binomial_quantile(probability: float, trials: int, q: float) -> int:
@@ -52,5 +53,5 @@ def binomial_quantile(probability: float, trials: int, q: float) -> int:
 
 
 def preload() -> None:
-    """Import scipy now, so that its import never falls between two timed blocks."""
+    """Import scipy now: the worker must not do that between two timed blocks."""
     from scipy import special  # noqa: F401

@@ -1,4 +1,9 @@
-"""Estimators for raw samples: medians, means, percentiles, warm-up, drift and outliers."""
+"""Estimators for raw samples: medians, means, percentiles, warm-up, drift and outliers.
+
+Consecutive calls resemble each other, so n samples carry less information than n independent ones.
+The autocorrelation time τ (tau) measures that: n / τ is the number of effective samples, and every
+interval here is widened by √τ. Formulas and their sources are in the docstrings.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +18,8 @@ from perfexp.statistics.distributions import ALPHA, Z95, binomial_quantile, stud
 
 Samples = NDArray[np.float64]
 
-#: Below this many effective samples the autocorrelation time is unreliable, and the median's
-#: interval may be too narrow by this factor (`validation/intervals.py`).
+#: Below FEW effective samples the autocorrelation time is unreliable, and the median's interval may
+#: be too narrow by the factor FEW_TOO_NARROW (`validation/intervals.py`).
 FEW, FEW_TOO_NARROW = 30.0, 3.0
 #: Factor in the half-width formula of `median_interval`.
 _HALF_Z95 = Z95 / 2
@@ -166,33 +171,32 @@ def windows_half_width(values: Sequence[float], weights: Sequence[float]) -> flo
     """Return the half-width of a weighted mean's 95 % interval.
 
     It is t(n - 1) · √(Σ wᵢ (xᵢ - x̄)² / (n - 1)), with Σ wᵢ = 1. Each value's variance is assumed
-    to be inversely proportional to its weight. For example, mean power is weighted by window
-    length.
+    to be inversely proportional to its weight. For example, the energy meters measure mean power in
+    several windows and weight it by window length.
 
     Returns:
         the half-width in the values' unit; None for fewer than two values.
     """
-    x, shares = (
-        np.asarray(values, dtype=np.float64),
-        np.asarray(weights, dtype=np.float64) / sum(weights or (1.0,)),
-    )
-    if x.size < 2:
+    if len(values) < 2:
         return None
+    x = np.asarray(values, dtype=np.float64)
+    shares = np.asarray(weights, dtype=np.float64) / sum(weights)
     variance = float((shares * (x - (shares * x).sum()) ** 2).sum()) / (x.size - 1)
     return student95(x.size - 1) * math.sqrt(variance)
 
 
-def differ(one: Interval, other: Interval, tolerance: float) -> bool:
+def differ(value: Interval, reference: Interval, tolerance: float) -> bool:
     """Return whether two statistics differ by more than a tolerance plus their uncertainty.
 
+    A statistic without an interval counts as exact, so a false warning is likelier.
+
     Args:
-        one: first statistic. Without an interval it counts as exact, so a false warning is
-            likelier.
-        other: second statistic, the reference for relative differences.
+        reference: statistic that the difference is relative to.
         tolerance: relative difference to accept, as a fraction.
     """
-    uncertain = math.hypot(one.relative_half_width or 0.0, other.relative_half_width or 0.0)
-    return abs(one.value - other.value) > (tolerance + uncertain) * abs(other.value)
+    uncertainty = math.hypot(value.relative_half_width or 0.0, reference.relative_half_width or 0.0)
+    difference = abs(value.value - reference.value)
+    return difference > (tolerance + uncertainty) * abs(reference.value)
 
 
 def samples_needed(percentile: float) -> int:
@@ -268,11 +272,11 @@ def mser5_cut(samples: ArrayLike) -> int:
 
 
 def transient_cut(samples: ArrayLike) -> int:
-    """Return how many leading samples are a transient: the MSER-5 cut, if medians differ there.
+    """Return how many leading samples are a warm-up transient: the MSER-5 cut, or 0.
 
-    The medians before and after the cut must differ by more than 3.5 standard errors, as for a
-    drift. MSER-5 alone would also cut rare slow calls from a steady series and so make its mean too
-    low.
+    It is the cut only if the medians before and after it differ by more than 3.5 standard errors,
+    as for a drift. MSER-5 alone would also cut rare slow calls from a steady series and so make its
+    mean too low.
 
     Args:
         samples: shape (n,).
@@ -287,12 +291,15 @@ def transient_cut(samples: ArrayLike) -> int:
 
 
 def transient_limits(sizes: ArrayLike, after: Samples) -> Samples:
-    """Return the smallest difference in medians that shows a transient: 3.5 standard errors.
+    """Return how far medians must differ to show a transient, 3.5 standard errors.
 
     Args:
-        sizes: numbers of leading samples, each ≥ 1.
+        sizes: numbers of leading samples, each ≥ 1; any shape.
         after: samples after the leading ones. Their scatter is used, since the leading samples may
             be too few to estimate it.
+
+    Returns:
+        limits in the unit of the samples, in the shape of `sizes`.
     """
     scatter = median_error(after, autocorrelation_time(after)) * math.sqrt(after.size)
     limits: Samples = _DRIFT_ERRORS * scatter * np.sqrt(1 / np.asarray(sizes) + 1 / after.size)
@@ -307,7 +314,8 @@ def drift(samples: ArrayLike, floor: float = _DRIFT_FLOOR) -> Drift | None:
         floor: relative change that does not yet count as a drift.
 
     Returns:
-        the drift; None for changes up to the floor or up to 3.5 standard errors.
+        the drift; None for changes up to the floor or up to 3.5 standard errors, and for fewer
+        than 18 samples.
     """
     x = np.asarray(samples, dtype=np.float64)
     third = x.size // 3
@@ -329,7 +337,7 @@ def drift(samples: ArrayLike, floor: float = _DRIFT_FLOOR) -> Drift | None:
 
 
 def outliers(samples: ArrayLike) -> tuple[int, ...]:
-    """Return the indices of outliers, samples far from the median.
+    """Return the indices of outliers, samples far from the median; empty for fewer than 5 samples.
 
     An outlier is more than 6 robust standard deviations and more than 0.5 % away from the median.
     The robust standard deviation is 1.4826 times the median absolute deviation.
@@ -349,27 +357,27 @@ def outliers(samples: ArrayLike) -> tuple[int, ...]:
 
 
 def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: float = 0.0) -> int:
-    """Return how many calls k each pair of events must span for an accurate time.
+    """Return how many calls k each pair of events must span for an accurate time, at least 1.
 
-    The clock tick may add 0.1 % to the time: tick / (k·t) ≤ 0.1 %. For example, a tick of 0.5 µs
-    needs 25 calls of 20 µs. Recording an event may add 0.2 % to the device time of k calls. It may
-    also add 1 µs per call, as long as k calls fit in 10 ms. Beyond 10 ms it is less than a
-    thousandth of the call.
+    k is the smallest number with these properties:
+
+    - The clock tick adds at most 0.1 % to the time: tick / (k·t) ≤ 0.1 %. For example, a tick of
+      0.5 µs needs 25 calls of 20 µs.
+    - Recording an event adds at most 0.2 % to the device time of k calls.
+    - It adds at most 1 µs per call, unless k calls would take more than 10 ms: then it is less than
+      a thousandth of the call.
 
     Args:
         call_seconds: rough time t of one call, > 0.
         tick_seconds: clock resolution.
         record_seconds: device time to record one event.
     """
-    for_a_microsecond = min(
-        math.ceil(record_seconds / 1e-6 - 1e-9), math.floor(_LONG_SAMPLE_SECONDS / call_seconds)
-    )
-    return max(
-        1,
-        math.ceil(tick_seconds / (0.001 * call_seconds) - 1e-9),
-        math.ceil(record_seconds / (0.002 * call_seconds) - 1e-9),
-        for_a_microsecond,
-    )
+    # 1e-9: a quotient that is an integer but for rounding is not rounded up
+    for_tick = math.ceil(tick_seconds / (0.001 * call_seconds) - 1e-9)
+    for_record = math.ceil(record_seconds / (0.002 * call_seconds) - 1e-9)
+    for_microsecond = math.ceil(record_seconds / 1e-6 - 1e-9)
+    most = math.floor(_LONG_SAMPLE_SECONDS / call_seconds)
+    return max(1, for_tick, for_record, min(for_microsecond, most))
 
 
 def _ranks(x: Samples) -> Samples:
@@ -381,6 +389,12 @@ def _ranks(x: Samples) -> Samples:
 
 
 def median_error(x: Samples, tau: float) -> float:
-    """Return a median's standard error, √(π/2)·σ·√(τ/n), as for normal samples; σ uses the MAD."""
+    """Return a median's standard error, √(π/2)·σ·√(τ/n), as for normal samples, in their unit.
+
+    σ follows from the median absolute deviation (MAD), so that outliers do not enlarge it.
+
+    Args:
+        tau: autocorrelation time τ of the samples.
+    """
     sigma = MAD_TO_SIGMA * float(np.median(np.abs(x - np.median(x))))
     return math.sqrt(math.pi / 2 * tau / x.size) * sigma

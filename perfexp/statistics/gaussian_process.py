@@ -1,12 +1,19 @@
-"""Gaussian process: exact, over the sizes of a few measured points, averaged over hyperparameters.
+"""Gaussian process: predicts the time or energy at input and batch sizes that were not measured.
 
-Values are first divided by a line over batch size. Logarithms of pixels and batch size are the
-coordinates, and the logarithm of the remaining value has three parts: a plane, a smooth part
-(Matérn 3/2), and stairs.
+It is exact, over the few measured points of one model (a curve), and averaged over a grid of
+hyperparameters. `perfexp predict` and sparse sweeps use it. A curve is modeled in two steps:
 
-There are two kinds of stairs. Some kernel choices last for several sizes (a step process with
-exponential covariance). Other kernel choices change from size to size (white). White stairs belong
-to the curve, not to the measurement: predictions include them.
+Values are first divided by a line over batch size, constant + growing part. Logarithms of pixels
+and batch size are the coordinates, and the logarithm of the remaining value has three parts: a
+plane, a smooth part (Matérn 3/2), and stairs.
+
+Stairs are steps in time, because other sizes get other kernels. There are two kinds. Some kernel
+choices last for several sizes (a step process with exponential covariance). Other kernel choices
+change from size to size (white). White stairs belong to the curve, not to the measurement:
+predictions include them.
+
+Letters in shapes: n measured points, m predicted points, d coordinates (1 or 2), g hyperparameters
+in GRID.
 """
 
 from __future__ import annotations
@@ -18,8 +25,9 @@ import numpy as np
 
 from perfexp.statistics.estimators import Samples
 
-#: Hyperparameters: standard deviation and length of the smooth part, then standard deviations of
-#: lasting and white stairs. Deviations are relative; lengths are shares of the measured range.
+#: Hyperparameters, shape (g, 4): standard deviation and length of the smooth part, then standard
+#: deviations of lasting and white stairs. Deviations are relative; lengths are shares of the
+#: measured range.
 GRID = np.array(
     list(
         product(
@@ -49,7 +57,7 @@ _UNIFORM_CURVES, _LEARNING_STEPS = 2, 5
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Measured values over coordinates.
+    """One model's measured times or energies over coordinates.
 
     Attributes:
         x: point coordinates as shares of the measured range, shape (n, d): size and, if it varies,
@@ -65,7 +73,7 @@ class Curve:
     errors: Samples
 
     def without(self, index: int) -> Curve:
-        """Return the curve without the point at `index`."""
+        """Return the curve without the point at `index`, for `leave_one_out`."""
         return replace(
             self,
             x=np.delete(self.x, index, 0),
@@ -74,7 +82,7 @@ class Curve:
         )
 
     def batch(self, at: Samples) -> Samples:
-        """Return batch sizes relative to the largest in the range, shape (m,).
+        """Return batch sizes relative to the largest measured, shape (m,); 1 if it does not vary.
 
         Args:
             at: coordinates, shape (m, d).
@@ -94,54 +102,61 @@ class Prediction:
 def predict(curve: Curve, at: Samples, prior: Samples | None = None) -> Prediction:
     """Predict measured values at other coordinates, including a typical measurement error.
 
+    The prediction is a mixture over GRID, each hyperparameter weighted by its posterior.
+
     Args:
         curve: measured curve with at least two points.
         at: coordinates, shape (m, d).
-        prior: log weights for GRID, shape (len(GRID),); None for equal weights.
+        prior: log weights for GRID, shape (g,); None for equal weights.
     """
     floor = _floor(curve)
     evidence, lower, alpha, level = _fit(curve, floor)
-    weights = _normalized(evidence, prior)
+    # hyperparameters of negligible weight are left out, which saves most of the time
+    weights = _posterior(evidence, prior)
     chosen = np.flatnonzero(weights > _NEGLIGIBLE * weights.max())
     weights = weights[chosen] / weights[chosen].sum()
     error = max(float(np.median(curve.errors)), _LEAST_ERROR)
     parts = []
     for part in np.split(at, range(_CHUNK, len(at), _CHUNK)):
         cross = _covariance(curve.x, part)[chosen]
-        means = (
-            level
-            + np.log(floor + curve.batch(part))
-            + np.einsum("gnm,gn->gm", cross, alpha[chosen])
-        )
-        explained = (np.linalg.solve(lower[chosen], cross) ** 2).sum(axis=1)
-        own = (GRID[chosen][:, [0, 2, 3]] ** 2).sum(axis=1)[:, None] + _plane(part)
+        line = level + np.log(floor + curve.batch(part))
+        means = line + np.einsum("gnm,gn->gm", cross, alpha[chosen])
+        # variance before any measurement, minus what the measured points explain
+        plane = _LEVEL_VARIANCE + _SLOPE_VARIANCE * (part**2).sum(axis=1)
+        unexplained = (GRID[chosen][:, [0, 2, 3]] ** 2).sum(axis=1)[:, None] + plane
+        unexplained -= (np.linalg.solve(lower[chosen], cross) ** 2).sum(axis=1)
         mean = weights @ means
-        variance = weights @ (np.maximum(own - explained, 0.0) + means**2) - mean**2
+        variance = weights @ (np.maximum(unexplained, 0.0) + means**2) - mean**2
         parts.append((mean, np.sqrt(np.maximum(variance, 0.0) + error**2)))
     means, deviations = (np.concatenate(column) for column in zip(*parts, strict=True))
     return Prediction(mean=means, deviation=deviations)
 
 
 def leave_one_out(curve: Curve, prior: Samples | None = None) -> Samples:
-    """Return inner points' prediction errors in standard deviations, shape (m,).
+    """Return the errors of predicting each inner point from all other points, for calibration.
 
-    Each inner point is predicted from all other points.
+    Points at the ends of the range are left out, because predicting them is extrapolation.
+
+    Returns:
+        absolute errors in predicted standard deviations, shape (inner points,); empty for up to
+        three points.
     """
-    inner = np.flatnonzero(
-        ((curve.x > curve.x.min(axis=0)) & (curve.x < curve.x.max(axis=0))).any(axis=1)
-    )
-    scores = []
-    for index in map(int, inner if len(curve.y) > 3 else ()):
-        one = predict(curve.without(index), curve.x[index : index + 1], prior)
-        scores.append(abs(curve.y[index] - one.mean[0]) / one.deviation[0])
-    return np.array(scores)
+    is_inner = (curve.x > curve.x.min(axis=0)) & (curve.x < curve.x.max(axis=0))
+    errors = []
+    for index in map(int, np.flatnonzero(is_inner.any(axis=1)) if len(curve.y) > 3 else ()):
+        predicted = predict(curve.without(index), curve.x[index : index + 1], prior)
+        errors.append(abs(curve.y[index] - predicted.mean[0]) / predicted.deviation[0])
+    return np.array(errors)
 
 
 def learn_prior(curves: list[Curve]) -> Samples | None:
-    """Learn a hyperparameter prior from other models' curves, by empirical Bayes; None without.
+    """Learn a hyperparameter prior from other models' curves, by empirical Bayes.
 
     Each step sets the prior to a mean of the curves' posteriors and a uniform prior, which counts
     as two curves.
+
+    Returns:
+        log weights for GRID, shape (g,); None without curves.
     """
     if not curves:
         return None
@@ -149,64 +164,73 @@ def learn_prior(curves: list[Curve]) -> Samples | None:
     uniform: Samples = np.full(len(GRID), 1 / len(GRID))
     prior = uniform
     for _ in range(_LEARNING_STEPS):
-        posteriors = [_normalized(evidence, np.log(prior)) for evidence in evidences]
+        posteriors = [_posterior(evidence, np.log(prior)) for evidence in evidences]
         prior = np.mean([*posteriors, *[uniform] * _UNIFORM_CURVES], axis=0)
     logarithms: Samples = np.log(prior)
     return logarithms
 
 
 def _floor(curve: Curve) -> float:
-    """Return the part that is constant over batch size, relative to the rest at the largest."""
-    around = curve.y - np.log(_FLOORS[:, None] + curve.batch(curve.x))
-    known = np.column_stack([np.ones(len(curve.y)), curve.x[:, 0]])
-    rest = around - around @ (known @ np.linalg.pinv(known))
-    return float(_FLOORS[(rest**2).sum(axis=1).argmin()])
+    """Return the constant part of the line over batch size.
+
+    It is relative to the growing part at the largest batch. From `_FLOORS` it takes the value with
+    the smallest squared residuals after a fit by level and size.
+    """
+    without_line = curve.y - np.log(_FLOORS[:, None] + curve.batch(curve.x))
+    level_and_size = np.column_stack([np.ones(len(curve.y)), curve.x[:, 0]])
+    projection = level_and_size @ np.linalg.pinv(level_and_size)
+    residuals = without_line - without_line @ projection
+    return float(_FLOORS[(residuals**2).sum(axis=1).argmin()])
 
 
 def _fit(curve: Curve, floor: float) -> tuple[Samples, Samples, Samples, float]:
-    """Return the fit for each grid point, and the mean of the rest.
+    """Fit the curve for each hyperparameter in GRID (Rasmussen and Williams, 2006, algorithm 2.1).
 
-    The rest is the log values minus the log line over batch size.
+    The fitted values are the log values minus the log line over batch size.
 
     Returns:
-        log evidence, shape (g,), Cholesky factor, shape (g, n, n), weights, shape (g, n), and the
-        mean.
+        log evidence (g,), Cholesky factor of the covariance (g, n, n), weights of the measured
+        points in a prediction (g, n), mean of the fitted values.
     """
     noise = np.maximum(curve.errors, _LEAST_ERROR) ** 2 + GRID[:, 3, None] ** 2
     covariance = _covariance(curve.x, curve.x)
-    places = np.arange(len(curve.y))
-    covariance[:, places, places] += noise
+    diagonal = np.arange(len(curve.y))
+    covariance[:, diagonal, diagonal] += noise
     lower = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
-    rest = curve.y - np.log(floor + curve.batch(curve.x))
-    centered = np.broadcast_to((rest - rest.mean())[:, None], (len(GRID), len(rest), 1))
+    values = curve.y - np.log(floor + curve.batch(curve.x))
+    centered = np.broadcast_to((values - values.mean())[:, None], (len(GRID), len(values), 1))
     whitened = np.linalg.solve(lower, centered)
     alpha = np.asarray(
         np.linalg.solve(np.swapaxes(lower, 1, 2), whitened)[..., 0], dtype=np.float64
     )
-    evidence: Samples = -0.5 * (whitened[..., 0] ** 2).sum(axis=1) - np.log(
-        np.diagonal(lower, axis1=1, axis2=2)
-    ).sum(axis=1)
-    return evidence, lower, alpha, float(rest.mean())
+    log_root_determinant = np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
+    evidence: Samples = -0.5 * (whitened[..., 0] ** 2).sum(axis=1) - log_root_determinant
+    return evidence, lower, alpha, float(values.mean())
 
 
 def _covariance(first: Samples, second: Samples) -> Samples:
-    """Return the covariance of plane, smooth part and lasting stairs, shape (g, n, m)."""
+    """Return the covariance of plane, smooth part and lasting stairs, shape (g, n, m).
+
+    Args:
+        first: coordinates, shape (n, d).
+        second: coordinates, shape (m, d).
+    """
     distance = np.sqrt(((first[:, None] - second[None]) ** 2).sum(axis=-1))
     smooth, length, lasting = (GRID[:, column, None, None] for column in range(3))
     ratio = np.sqrt(3) * distance / length
-    covariance: Samples = smooth**2 * (1 + ratio) * np.exp(-ratio) + lasting**2 * np.exp(
-        -distance / _STAIR_LENGTH
-    )
+    covariance: Samples = smooth**2 * (1 + ratio) * np.exp(-ratio)
+    covariance += lasting**2 * np.exp(-distance / _STAIR_LENGTH)
     covariance += _LEVEL_VARIANCE + _SLOPE_VARIANCE * (first @ second.T)
     return covariance
 
 
-def _plane(at: Samples) -> Samples:
-    plane: Samples = _LEVEL_VARIANCE + _SLOPE_VARIANCE * (at**2).sum(axis=1)
-    return plane
+def _posterior(evidence: Samples, prior: Samples | None) -> Samples:
+    """Return the weights of the hyperparameters, shape (g,), which add up to 1.
 
-
-def _normalized(evidence: Samples, prior: Samples | None) -> Samples:
+    Args:
+        evidence: log evidence, shape (g,).
+        prior: log prior weights, shape (g,); None for equal weights.
+    """
     logarithms = evidence if prior is None else evidence + prior
     weights: Samples = np.exp(logarithms - logarithms.max())
     weights /= weights.sum()

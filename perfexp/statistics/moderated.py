@@ -1,9 +1,12 @@
 """Moderated variance: how much a figure varies between processes, from few processes and a prior.
 
-A few processes say little about their variance: Student's t for two processes is 12.7. Other
-measurements show that most figures of the same kind vary by similar amounts. The variance from few
-processes is therefore shrunk toward the typical variance. Source: Smyth, "Linear models and
-empirical Bayes methods for assessing differential expression in microarray experiments" (2004).
+A figure is a number that each process measures, such as a median time. A few processes say little
+about their variance: Student's t for two processes is 12.7. Other measurements show that most
+figures of the same kind vary by similar amounts. The variance from few processes is therefore
+shrunk toward the typical variance, a `Prior`. All are variances of a logarithm, so that they hold
+for short and long times alike. `Repeats` is the model of one figure, and everything that shows
+or compares results takes its intervals from it. Source: Smyth, "Linear models and empirical Bayes
+methods for assessing differential expression in microarray experiments" (2004).
 """
 
 from __future__ import annotations
@@ -25,45 +28,15 @@ from perfexp.statistics.estimators import (
     Samples,
     percentile_interval,
 )
-from perfexp.statistics.prior import Prior
+from perfexp.statistics.prior import Component, Prior
 
 #: Degrees of freedom that count as infinite: Student's distribution is then normal.
 MOST_DEGREES = 1e6
 #: Number of samples from which their spread replaces a missing interval.
-_FEWEST = 6
+_LEAST_SAMPLES = 6
 #: If sample scatter explains the variance between processes, the prior's degrees rise up to this
 #: number. Autocorrelations are estimates, too.
 _MOST_OF_SAMPLES = 5.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Component:
-    """Variance between processes of a figure's logarithm.
-
-    Attributes:
-        degrees: degrees of freedom in the estimate.
-    """
-
-    variance: float
-    degrees: float
-
-    @property
-    def spread(self) -> float:
-        """Return the standard deviation between processes, as a fraction of the figure."""
-        return math.expm1(math.sqrt(self.variance))
-
-    @property
-    def spread_interval(self) -> Interval:
-        """Return `spread` with its 95 % interval, by the chi-square distribution."""
-        from scipy import special
-
-        low, high = (
-            math.expm1(
-                math.sqrt(self.variance * self.degrees / float(special.chdtri(self.degrees, tail)))
-            )
-            for tail in (ALPHA / 2, 1 - ALPHA / 2)
-        )
-        return Interval(value=self.spread, low=low, high=high)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +44,10 @@ class Repeats:
     """Figure measured by one or more processes, with an interval for variation between them.
 
     Attributes:
-        values: each process's figure; a mean with an interval needs values > 0.
-        within: log variance explained by a process's sample scatter; None if there are too few
-            samples.
+        values: each process's figure, in the figure's unit; a mean with an interval needs
+            values > 0.
+        within: log variance that the scatter of a process's own samples explains; None if there
+            are too few samples.
         prior: typical variance for such figures; None if unknown.
         is_estimate: whether a value was estimated from others instead of measured.
     """
@@ -98,25 +72,26 @@ class Repeats:
             figures: each process's figure, with the interval from its samples.
             prior: typical variance for such figures.
             samples: each process's samples; if a figure has no interval, their spread replaces it.
-            effective: effective samples of a single process; the interval is widened if there are
-                few.
+            effective: effective samples (n / τ) of a single process; the interval is widened if
+                there are few.
         """
-        errors = []
+        variances = []
         for figure, of_process in zip_longest(figures, samples[: len(figures)]):
-            width = figure.log_half_width
-            if width is None:
-                errors.append(_of_few(of_process))
+            half_width = figure.log_half_width
+            if half_width is None:
+                variances.append(_variance_of_few(of_process))
                 continue
-            error = (width / Z95) ** 2
+            variance = (half_width / Z95) ** 2
             if len(figures) == 1 and effective < FEW:
-                error *= FEW_TOO_NARROW**2
-            errors.append(error)
-        known = [error for error in errors if error is not None]
-        within = sum(known) / len(known) if len(known) == len(errors) else None
+                variance *= FEW_TOO_NARROW**2
+            variances.append(variance)
+        known = [variance for variance in variances if variance is not None]
+        # the mean over processes; if one process cannot estimate its scatter, it is unknown
+        within = sum(known) / len(known) if len(known) == len(variances) else None
         return cls(values=tuple(figure.value for figure in figures), within=within, prior=prior)
 
     def without_server(self) -> Repeats:
-        """Return the same figure without server variance.
+        """Return the same figure without the variance between fork servers.
 
         Use it to compare figures measured by processes forked from the same server, which share
         this variance.
@@ -135,7 +110,10 @@ class Repeats:
 
     @property
     def own(self) -> Component | None:
-        """Return the measured variance between processes; None for one process or a figure of 0."""
+        """Return the variance between these processes alone, without the prior.
+
+        None for a single process or a figure of 0.
+        """
         if len(self.values) < 2 or min(self.values) <= 0:
             return None
         return Component(
@@ -144,7 +122,10 @@ class Repeats:
 
     @property
     def component(self) -> Component | None:
-        """Return the variance between processes, prior and measured combined; None if unknown."""
+        """Return the variance between processes, prior and measured combined.
+
+        None if neither is known, that is, for a single process without a prior.
+        """
         own = self.own
         if self.prior is None or self.within is None:
             return own
@@ -158,25 +139,30 @@ class Repeats:
 
     @property
     def error(self) -> Component | None:
-        """Return the log mean's variance, including server variance; None if unknown."""
+        """Return the log mean's variance, variance between servers included; None if unknown."""
         return self.error_of(len(self.values))
 
     def error_of(self, processes: int) -> Component | None:
-        """Return `error` for a mean over another number of similar processes."""
-        if (one := self.component) is None or min(self.values) <= 0:
+        """Return `error` for a mean over another number of similar processes.
+
+        A comparison asks for it to recommend how many processes to add.
+        """
+        between = self.component
+        if between is None or min(self.values) <= 0:
             return None
-        degrees = one.degrees + processes - len(self.values)
-        own = max(one.variance, self.within or 0.0) / processes
+        degrees = between.degrees + processes - len(self.values)
+        variance = max(between.variance, self.within or 0.0) / processes
         server = self.prior.server if self.prior else 0.0
-        if server and own:  # the server variance counts as exact
-            degrees = min(degrees * ((own + server) / own) ** 2, MOST_DEGREES)
-        return Component(variance=own + server, degrees=degrees)
+        if server and variance:  # the server variance counts as exact
+            degrees = min(degrees * ((variance + server) / variance) ** 2, MOST_DEGREES)
+        return Component(variance=variance + server, degrees=degrees)
 
     @property
     def is_of_servers(self) -> bool:
-        """Return whether server variance is more than half the mean's variance.
+        """Return whether variance between servers is more than half the mean's variance.
 
-        Processes forked from one server cannot show it.
+        Processes forked from one server cannot show it, so a note below the figures explains why
+        the interval is wider than their spread.
         """
         error = self.error
         return (
@@ -185,7 +171,10 @@ class Repeats:
 
     @property
     def half_width(self) -> float | None:
-        """Return the interval's half-width in logarithms, t · √variance; None if unknown."""
+        """Return the interval's half-width in logarithms, t · √variance, about a fraction.
+
+        None if the variance is unknown.
+        """
         error = self.error
         if error is None:
             return None
@@ -197,21 +186,33 @@ class Repeats:
         return around(self.mean, self.half_width)
 
 
-def _of_few(samples: Samples | None) -> float | None:
-    """Return the variance of a small sample's log center; None if there are too few samples.
+def _variance_of_few(samples: Samples | None) -> float | None:
+    """Return the log variance of a figure that has too few samples for an interval.
 
-    It is widened, because so few samples do not show their correlation.
+    It is widened, because so few samples do not show their correlation. None for fewer than 6
+    samples, for samples of 0, and if the samples are unknown.
     """
-    if samples is None or samples.size < _FEWEST or samples.min() <= 0:
+    if samples is None or samples.size < _LEAST_SAMPLES or samples.min() <= 0:
         return None
     return FEW_TOO_NARROW**2 * float(np.var(np.log(samples), ddof=1)) / samples.size
 
 
 def pooled(components: Sequence[Component]) -> Component:
-    """Return the mean over at least one component, weighted by degrees of freedom."""
-    degrees = sum(one.degrees for one in components)
-    total = sum(one.variance * one.degrees for one in components)
+    """Return the mean of one or more variances, weighted by their degrees of freedom."""
+    degrees = sum(component.degrees for component in components)
+    total = sum(component.variance * component.degrees for component in components)
     return Component(variance=total / degrees, degrees=degrees)
+
+
+def spread_interval(component: Component) -> Interval:
+    """Return the component's `spread` with its 95 % interval, by the chi-square distribution."""
+    from scipy import special
+
+    ends = []
+    for tail in (ALPHA / 2, 1 - ALPHA / 2):
+        quantile = float(special.chdtri(component.degrees, tail))
+        ends.append(math.expm1(math.sqrt(component.variance * component.degrees / quantile)))
+    return Interval(value=component.spread, low=ends[0], high=ends[1])
 
 
 def geometric_mean(values: Sequence[float]) -> Interval:
@@ -220,21 +221,29 @@ def geometric_mean(values: Sequence[float]) -> Interval:
 
 
 def around(value: float, log_half_width: float | None) -> Interval:
-    """Return `value` with ends a factor away on both sides; no ends if the width is unknown."""
+    """Return `value` with ends a factor exp(`log_half_width`) away on both sides.
+
+    An unknown half-width (None) gives no ends.
+    """
     if log_half_width is None:
         return Interval(value=value, low=None, high=None)
-    factor = math.exp(min(log_half_width, 700.0))
+    factor = _factor(log_half_width)
     return Interval(value=value, low=value / factor, high=value * factor)
+
+
+def _factor(log_half_width: float) -> float:
+    """Return exp of a half-width, which is limited so that a float can hold the result."""
+    return math.exp(min(log_half_width, 700.0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Together:
-    """Time statistics over all processes that measured it.
+    """Statistics of a time over all processes that measured it.
 
     Attributes:
         summary: statistics of all samples; intervals cover variation between processes.
-        medians: each process's median, in seconds per call.
-        means: each process's mean, in seconds per call.
+        medians: the median as a figure of the processes, in seconds per call.
+        means: the mean as a figure of the processes, in seconds per call.
     """
 
     summary: Summary
@@ -249,25 +258,27 @@ def combined(
     time: Prior | None = None,
     rate: Prior | None = None,
 ) -> Together:
-    """Combine the statistics from several processes.
+    """Combine the statistics of one time from several processes, for the record's analysis.
 
     Percentiles pool all samples. Their intervals are at least as wide as the spread of the
     processes' percentiles requires, and they end at the median's interval. If times are 0, median
-    and mean also pool all samples, with each process as a block.
+    and mean also pool all samples, with each process as a block. The drift is the largest drift in
+    any process.
 
     Args:
         summaries: each process's statistics, with the same percentiles.
-        samples: each process's samples, warm-up excluded.
+        samples: each process's samples in seconds per call, warm-up excluded.
         time: prior for medians and percentiles.
         rate: prior for means.
     """
     first = summaries[0]
-    effective = min(one.n / one.tau for one in summaries)
-    of_median = [one.median for one in summaries]
+    effective = min(summary.n / summary.tau for summary in summaries)
+    of_median = [summary.median for summary in summaries]
     medians = Repeats.of(of_median, time, samples=samples, effective=effective)
-    means = Repeats.of([one.mean for one in summaries], rate, samples=samples, effective=effective)
+    of_mean = [summary.mean for summary in summaries]
+    means = Repeats.of(of_mean, rate, samples=samples, effective=effective)
     together = np.concatenate(samples)
-    tau = together.size / sum(one.n / one.tau for one in summaries)
+    tau = together.size / sum(summary.n / summary.tau for summary in summaries)
     if medians.mean and means.mean:
         median, mean = medians.interval, means.interval
     else:
@@ -276,17 +287,17 @@ def combined(
     for number in first.percentiles:
         percentiles[number] = median
         if number != 50:
-            figures = [one.percentiles[number] for one in summaries]
+            figures = [summary.percentiles[number] for summary in summaries]
             of_each = Repeats.of(figures, time, effective=effective)
             pooled_interval = percentile_interval(together, number, tau)
-            percentiles[number] = _percentile(pooled_interval, of_each, number, median)
-    slow: list[int] = []
-    start = 0
-    for one in summaries:
-        slow += [start + index for index in one.outliers]
-        start += one.n
-    drifts = [one.drift for one in summaries if one.drift]
-    summary = replace(
+            percentiles[number] = _widen_percentile(pooled_interval, of_each, number, median)
+    outlier_indices: list[int] = []
+    start = 0  # index of the process's first sample in `together`
+    for summary in summaries:
+        outlier_indices += [start + index for index in summary.outliers]
+        start += summary.n
+    drifts = [summary.drift for summary in summaries if summary.drift]
+    combined_summary = replace(
         first,
         n=together.size,
         tau=tau,
@@ -296,22 +307,28 @@ def combined(
         minimum=float(together.min()),
         maximum=float(together.max()),
         percentiles=percentiles,
-        outliers=tuple(slow),
+        outliers=tuple(outlier_indices),
         drift=max(drifts, key=lambda drift: abs(drift.relative), default=None),
     )
-    return Together(summary=summary, medians=medians, means=means)
+    return Together(summary=combined_summary, medians=medians, means=means)
 
 
-def _percentile(
+def _widen_percentile(
     together: Interval, processes: Repeats, number: float, median: Interval
 ) -> Interval:
     """Widen a pooled percentile's interval for variation between processes.
 
-    The interval stops at the median's interval.
+    The interval stops at the median's interval, because a p95 is not below the median.
+
+    Args:
+        together: percentile of all samples.
+        processes: the percentile as a figure of the processes.
+        number: the percentile's number, not 50.
+        median: median with its interval.
     """
     if together.low is None or together.high is None:
         return together
-    factor = math.exp(min(processes.half_width or 0.0, 700.0))
+    factor = _factor(processes.half_width or 0.0)
     low = min(together.low, together.value / factor)
     high = max(together.high, together.value * factor)
     if number > 50:
@@ -324,10 +341,11 @@ def _percentile(
 def detectable_ratio(component: Component, processes: int) -> float:
     """Return the smallest relative difference that a comparison of two times can detect.
 
-    It assumes Welch's t-test, two-sided at 5 % with 80 % power. The formula on logarithms is
-    (t₀.₉₇₅ + t₀.₈) · √(2 s² / P), where t has ν = 2 P (P - 1) / (P + 1). This ν is the expected
-    value in Welch's formula for equal variances. For example, P = 5 detects 2.1 % if processes
-    differ by 1 %. Source: Welch, "The generalization of Student's problem" (1947).
+    It is a fraction, reported by the selfcheck for this machine. It assumes Welch's t-test,
+    two-sided at 5 % with 80 % power. The formula on logarithms is (t₀.₉₇₅ + t₀.₈) · √(2 s² / P),
+    where t has ν = 2 P (P - 1) / (P + 1). This ν is the expected value in Welch's formula for equal
+    variances. For example, P = 5 detects 2.1 % if processes differ by 1 %. Source: Welch, "The
+    generalization of Student's problem" (1947).
 
     Args:
         component: variance between processes.

@@ -1,10 +1,15 @@
-"""Prior: how much a class of figures varies between processes, known before measuring."""
+"""Prior: how much a class of figures varies between processes, known before measuring.
+
+A class is, for example, medians of device times. `records/priors` holds the priors that come with
+perfexp, learned from many measured figures; a run stores the priors of its machine in its record.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Protocol
+from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -19,16 +24,21 @@ _DEGREES = 0.05, 1e4
 _MOST = 1e6
 
 
-class HasVariance(Protocol):
-    """An estimated variance, such as a figure's `Component`."""
+@dataclass(frozen=True, kw_only=True)
+class Component:
+    """Estimated variance of a figure's logarithm, such as the variance between processes.
+
+    Attributes:
+        degrees: degrees of freedom in the estimate, n - 1 for n processes.
+    """
+
+    variance: float
+    degrees: float
 
     @property
-    def variance(self) -> float:
-        """Return the variance between processes of the figure's logarithm."""
-
-    @property
-    def degrees(self) -> float:
-        """Return the degrees of freedom in the estimate."""
+    def spread(self) -> float:
+        """Return the standard deviation between processes, as a fraction of the figure."""
+        return math.expm1(math.sqrt(self.variance))
 
 
 class Prior(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -37,7 +47,8 @@ class Prior(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     Attributes:
         variance: typical variance of the logarithm between processes, s₀².
         degrees: degrees of freedom ν₀; few if figures in the class vary by different amounts.
-        server: variance between the servers that fork processes; more processes do not lower it.
+        server: log variance between the servers that fork processes; more processes do not lower
+            it.
         cells: how many figures the prior is based on, each measured by several processes.
         origin: devices that these figures were measured on.
     """
@@ -48,29 +59,26 @@ class Prior(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
     cells: Annotated[int, msgspec.Meta(ge=0)] = 0
     origin: str = ""
 
-    def on(self, machine: Sequence[HasVariance]) -> Prior:
+    def on(self, machine: Sequence[Component]) -> Prior:
         """Return the prior for one machine, refined by figures of this class measured on it.
 
         log s₀² becomes the precision-weighted mean over the prior and the machine's figures.
-        Uncertainty in this mean lowers the degrees. Without figures from the machine, its variance
-        is `_BETWEEN_MACHINES`.
+        Uncertainty in this mean lowers the degrees. The prior itself counts as one value with the
+        variance `_BETWEEN_MACHINES`.
 
         Args:
-            machine: variance for each figure measured on the machine.
+            machine: variance of each figure measured on the machine; empty on a new machine.
         """
         from scipy import special
 
+        # log s² of ν degrees has the mean log σ² + ψ(ν/2) - log(ν/2) and the variance ψ′(ν/2)
         bias = float(special.digamma(self.degrees / 2)) - math.log(self.degrees / 2)
         spread = float(special.polygamma(1, self.degrees / 2))
         logs, weights = [math.log(self.variance)], [1 / _BETWEEN_MACHINES]
-        for one in machine:
-            half = one.degrees / 2
-            logs.append(
-                math.log(max(one.variance, LEAST_VARIANCE))
-                - float(special.digamma(half))
-                + math.log(half)
-                + bias
-            )
+        for figure in machine:
+            half = figure.degrees / 2
+            own_bias = float(special.digamma(half)) - math.log(half)
+            logs.append(math.log(max(figure.variance, LEAST_VARIANCE)) - own_bias + bias)
             weights.append(1 / (float(special.polygamma(1, half)) + spread))
         center = sum(weight * log for weight, log in zip(weights, logs, strict=True)) / sum(weights)
         degrees = _degrees_of(spread + 1 / sum(weights))
@@ -80,10 +88,10 @@ class Prior(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=Tru
 
 
 def _degrees_of(variance: float) -> float:
-    """Return the degrees of freedom ν that give log s² this variance, ψ′(ν / 2).
+    """Return the degrees of freedom ν that give log s² this variance: ψ′(ν / 2) = `variance`.
 
-    Newton's method on 1 / ψ′, which is nearly linear, starting from below. Source: Smyth 2004,
-    appendix.
+    It is found by Newton's method on 1 / ψ′, which is nearly linear, starting from below, and is
+    limited to `_DEGREES`. Source: Smyth 2004, appendix.
     """
     from scipy import special
 

@@ -1,4 +1,9 @@
-"""Ratios of repeated figures: Welch intervals, margins, false discovery rate, geometric mean."""
+"""Ratios of repeated figures: Welch intervals, margins, false discovery rate, geometric mean.
+
+`comparison` divides a figure of one run by the same figure of the baseline run. A difference
+matters if the ratio lies beyond a margin, such as 2 %. `LogRatio` tests that on logarithms, on
+which twice as fast and half as fast are equally far from 1.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +25,11 @@ _RESAMPLES, _SEED, LEAST_CLUSTERS = 2000, 0, 3
 
 @dataclass(frozen=True, kw_only=True)
 class LogRatio:
-    """Logarithm of a ratio.
+    """Natural logarithm of a ratio of two figures, with its uncertainty.
 
     Attributes:
-        value: the logarithm.
-        error: standard error; None if a side's variance between processes is unknown.
+        error: standard error of the logarithm; None if a side's variance between processes is
+            unknown.
         degrees: degrees of freedom in the error.
     """
 
@@ -43,7 +48,7 @@ class LogRatio:
     def p_beyond(self, margin: float) -> float:
         """Return the two-sided p-value for the hypothesis that the ratio lies within the margin.
 
-        A small value shows a ratio beyond the margin. Without an error the value is 1.
+        A small value shows a ratio beyond the margin. It is 1 if the error is unknown.
 
         Args:
             margin: relative difference, as a fraction.
@@ -53,16 +58,23 @@ class LogRatio:
     def p_within(self, margin: float) -> float:
         """Return the p-value for the hypothesis that the ratio lies beyond the margin.
 
-        The method is two one-sided tests. A small value shows a ratio within the margin.
+        The method is two one-sided tests. A small value shows a ratio within the margin. It is 1 if
+        the error is unknown.
+
+        Args:
+            margin: relative difference, as a fraction.
         """
         return self._p(math.log1p(margin) - abs(self.value))
 
     def _p(self, distance: float) -> float:
+        """Return the two-sided p-value for a logarithm this far past the margin; 1 if not past."""
         if self.error is None or distance <= 0:
             return 1.0
+        if self.error == 0:
+            return 0.0
         from scipy import special
 
-        return 2 * float(special.stdtr(self.degrees, -distance / self.error)) if self.error else 0.0
+        return 2 * float(special.stdtr(self.degrees, -distance / self.error))
 
 
 def log_ratio(other: Repeats, baseline: Repeats, processes: int | None = None) -> LogRatio:
@@ -76,13 +88,13 @@ def log_ratio(other: Repeats, baseline: Repeats, processes: int | None = None) -
     """
     value = math.log(other.mean) - math.log(baseline.mean)
     errors = [side.error_of(processes or len(side.values)) for side in (other, baseline)]
-    known = [one for one in errors if one is not None]
+    known = [error for error in errors if error is not None]
     if len(known) < len(errors):
         return LogRatio(value=value)
-    total = sum(one.variance for one in known)
-    inverse = sum(one.variance**2 / one.degrees for one in known)
-    degrees = min(total**2 / inverse, MOST_DEGREES) if inverse else MOST_DEGREES
-    return LogRatio(value=value, error=math.sqrt(total), degrees=degrees)
+    variance = sum(error.variance for error in known)
+    inverse = sum(error.variance**2 / error.degrees for error in known)
+    degrees = min(variance**2 / inverse, MOST_DEGREES) if inverse else MOST_DEGREES
+    return LogRatio(value=value, error=math.sqrt(variance), degrees=degrees)
 
 
 def further_processes(
@@ -93,14 +105,16 @@ def further_processes(
     The verdict is `beyond` or `within` the margin. With this many processes, 80 % of comparisons
     reach it if the ratio stays the same.
 
+    Args:
+        ratio: present `log_ratio` of both figures.
+        margin: relative difference, as a fraction.
+
     Returns:
         the number of extra processes; None if more than `MOST_PROCESSES` are needed or the variance
         between processes is unknown.
     """
-    distance, present = (
-        abs(abs(ratio.value) - math.log1p(margin)),
-        max(len(other.values), len(baseline.values)),
-    )
+    distance = abs(abs(ratio.value) - math.log1p(margin))
+    present = max(len(other.values), len(baseline.values))
     for count in range(present + 1, MOST_PROCESSES + 1):
         expected = log_ratio(other, baseline, count)
         if expected.error is None:
@@ -112,9 +126,10 @@ def further_processes(
 
 
 def benjamini_hochberg(p_values: Sequence[float], rate: float) -> list[bool]:
-    """Return which hypotheses to reject at the false discovery rate `rate`.
+    """Return which hypotheses to reject at the false discovery rate `rate`, in their order.
 
-    On average, this is the largest share of true hypotheses among the rejected. Source: Benjamini
+    On average, this is the largest share of true hypotheses among the rejected. A comparison of
+    many points uses it, so that chance differences do not count as verdicts. Source: Benjamini
     and Hochberg, "Controlling the false discovery rate" (1995). It is valid for independent tests
     and for positively dependent tests, such as points measured in the same runs.
     """
@@ -124,7 +139,7 @@ def benjamini_hochberg(p_values: Sequence[float], rate: float) -> list[bool]:
 
 
 def geometric_mean(clusters: Mapping[str, Sequence[float]]) -> Interval:
-    """Return the geometric mean of ratios, with a bootstrap interval that covers other clusters.
+    """Return the geometric mean of all ratios; its bootstrap interval covers other clusters.
 
     A cluster is a model, for example. Whole clusters are drawn with replacement, because ratios
     from the same model resemble each other. The percentile interval for k clusters is too narrow.

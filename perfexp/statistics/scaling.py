@@ -1,4 +1,8 @@
-"""Scaling model: time as a constant plus a power term in input size, and points far from it."""
+"""Scaling model: time as a constant plus a power term in input size, and points far from it.
+
+A sweep's report fits it to each model's times over input sizes (`records/growth`): the exponent
+shows how time grows, and a point far from the curve deserves a look.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,14 @@ from perfexp.statistics.estimators import MAD_TO_SIGMA, Interval, Samples
 
 #: Largest exponent of a fit, and the steps in the coarse and the fine grid of exponents.
 _EXPONENT_MOST, _EXPONENT_STEP, _EXPONENT_FINE = 3.0, 0.05, 0.005
-#: Sizes that a fit needs, and sizes that it needs to choose a model and to flag points.
+#: Different sizes that a fit needs, and sizes that it needs to choose a model and to flag points.
 LEAST_SIZES, SIZES_TO_JUDGE = 4, 6
 #: Powers for adding the constant and the growing part: 1 if sequential, 4 if overlapped.
 _ADDED, _OVERLAPPED = 1, 4
 #: The second model is chosen if its residuals are below this share of the first model's.
 _CLEARLY_BETTER = 0.7
-#: The first model's residuals must also exceed this share of the points' errors.
+#: The first model's residuals must also exceed this share of the points' errors: below, it is good
+#: enough.
 _GOOD_ENOUGH = 0.1
 #: Smallest relative error of a time in a fit: the model itself is no more exact than this.
 _SIZE_ERROR_FLOOR = 0.01
@@ -61,8 +66,8 @@ class ScalingFit:
     def at(self, x: float) -> float:
         """Return the modeled time at a size x > 0, in the unit of the fitted times."""
         power = _OVERLAPPED if self.overlapped else _ADDED
-        c = self.exponent.value if self.exponent else 0.0
-        return float((self.a**power + (self.b * x**c) ** power) ** (1 / power))
+        exponent = self.exponent.value if self.exponent else 0.0
+        return float((self.a**power + (self.b * x**exponent) ** power) ** (1 / power))
 
 
 def fit_scaling(sizes: ArrayLike, times: ArrayLike, errors: ArrayLike) -> ScalingFit:
@@ -95,15 +100,17 @@ def fit_scaling(sizes: ArrayLike, times: ArrayLike, errors: ArrayLike) -> Scalin
     different = np.unique(x).size
     if different < LEAST_SIZES:
         raise ValueError(f"{different} sizes are too few for a fit")
-    judge = different >= SIZES_TO_JUDGE
-    power, weights = _choose_model(x, y, error, judge=judge)
+    can_judge = different >= SIZES_TO_JUDGE
+    power, weights = _choose_model(x, y, error, can_choose=can_judge)
     exponent: Interval | None
-    a, b, exponent, fitted = _least_squares(x, y, weights, power, parameters=4 if judge else 3)
-    if np.ptp(fitted) <= max(_FLAT, 2 * _residual_scale(y / fitted - 1)) * float(fitted.min()):
+    # choosing the model counts as a fourth parameter
+    a, b, exponent, fitted = _least_squares(x, y, weights, power, parameters=4 if can_judge else 3)
+    least_rise = max(_FLAT, 2 * _residual_scale(y / fitted - 1)) * float(fitted.min())
+    if np.ptp(fitted) <= least_rise:  # flat
         a, b, exponent, fitted = float(np.median(y)), 0.0, None, np.full_like(y, np.median(y))
     deviations = y / fitted - 1
     scatter = _residual_scale(deviations)
-    tolerance = max(_FAR_FLOOR, _FAR_SIGMAS * scatter) if judge else math.inf
+    tolerance = max(_FAR_FLOOR, _FAR_SIGMAS * scatter) if can_judge else math.inf
     return ScalingFit(
         a=a,
         b=b,
@@ -116,14 +123,26 @@ def fit_scaling(sizes: ArrayLike, times: ArrayLike, errors: ArrayLike) -> Scalin
     )
 
 
-def _choose_model(x: Samples, y: Samples, error: Samples, *, judge: bool) -> tuple[int, Samples]:
-    """Return the power that adds the parts, and robust residual weights, shape (n,)."""
+def _choose_model(
+    x: Samples, y: Samples, error: Samples, *, can_choose: bool
+) -> tuple[int, Samples]:
+    """Return the model's power (`_ADDED` or `_OVERLAPPED`) and weights for its least squares.
+
+    Args:
+        x: sizes, shape (n,).
+        y: times, shape (n,).
+        error: relative errors of the times, shape (n,).
+        can_choose: whether there are enough sizes; if not, the power is `_ADDED`.
+
+    Returns:
+        the power, and weights for the relative residuals, shape (n,), 0 for outliers.
+    """
     residuals_of = {power: _least_absolute(x, y, error, power) for power in (_ADDED, _OVERLAPPED)}
     added, overlapped = (
         float((np.abs(residuals) / error).mean()) for residuals in residuals_of.values()
     )
-    better = overlapped < _CLEARLY_BETTER * added and added > _GOOD_ENOUGH
-    power = _OVERLAPPED if judge and better else _ADDED
+    is_better = overlapped < _CLEARLY_BETTER * added and added > _GOOD_ENOUGH
+    power = _OVERLAPPED if can_choose and is_better else _ADDED
     residuals = residuals_of[power]
     scale = _residual_scale(residuals)
     cut = _BIWEIGHT * max(scale, _SIZE_ERROR_FLOOR)
@@ -132,10 +151,15 @@ def _choose_model(x: Samples, y: Samples, error: Samples, *, judge: bool) -> tup
 
 
 def _least_absolute(x: Samples, y: Samples, error: Samples, power: int) -> Samples:
-    """Return the relative residuals, shape (n,), from the least-absolute fit weighted by errors."""
+    """Return the relative residuals, shape (n,), from the least-absolute fit.
+
+    The fit minimizes the sum of absolute residuals, divided by the points' errors. It is found by
+    iteratively reweighted least squares for each exponent in the coarse grid. Arguments as for
+    `_choose_model`.
+    """
     grid = np.arange(0.0, _EXPONENT_MOST + _EXPONENT_STEP / 2, _EXPONENT_STEP)
     weights = np.broadcast_to(1 / error**2, (grid.size, x.size))
-    for _ in range(20):
+    for _ in range(20):  # a weight of 1 / |residual| turns squares into absolute values
         fitted, _, _ = _models(x, y, weights, grid, power)
         weights = 1 / (error * np.maximum(np.abs(fitted / y - 1), 1e-4 * error))
     residuals = fitted / y - 1
@@ -152,30 +176,30 @@ def _models(
     times the residuals in y.
 
     Args:
-        x: shape (n,).
-        y: shape (n,).
-        weights: shape (m, n).
-        exponents: shape (m,).
+        x: sizes, shape (n,).
+        y: times, shape (n,).
+        weights: weights for each exponent and point, shape (m, n).
+        exponents: exponents c to try, shape (m,).
         power: p.
 
     Returns:
         modeled values at x, shape (m, n), and a and b, shape (m,).
     """
+    # sizes and times are scaled to about 1, so that no power overflows
     largest, level = x.max(), np.median(y)
     target = (y / level) ** power
     z = (x / largest) ** (power * exponents[:, None])
     w = weights / target**2
+    # normal equations of target = a + b·z: weighted sums of 1, z, z², target and z·target
     ones, zs, zzs = w.sum(axis=1), (w * z).sum(axis=1), (w * z * z).sum(axis=1)
     targets, products = (w * target).sum(axis=1), (w * z * target).sum(axis=1)
     determinant = ones * zzs - zs * zs
-    steep = determinant > 1e-12 * ones * zzs
-    b = np.maximum(
-        np.divide(
-            ones * products - zs * targets, determinant, out=np.zeros_like(ones), where=steep
-        ),
-        0,
-    )
+    is_solvable = determinant > 1e-12 * ones * zzs  # not if z is the same for all points
+    numerator = ones * products - zs * targets
+    b = np.divide(numerator, determinant, out=np.zeros_like(ones), where=is_solvable)
+    b = np.maximum(b, 0)
     a = (targets - b * zs) / ones
+    # a must not be negative: b alone is fitted then
     b, a = np.where(a < 0, products / zzs, b), np.maximum(a, 0)
     fitted = level * (a[:, None] + b[:, None] * z) ** (1 / power)
     return fitted, level * a ** (1 / power), level * b ** (1 / power) / largest**exponents
@@ -189,10 +213,10 @@ def _least_squares(
     The interval holds the outermost exponents that the profile allows, plus one step on each side.
 
     Args:
-        x: shape (n,).
-        y: shape (n,).
+        x: sizes, shape (n,).
+        y: times, shape (n,).
         weights: weights for the relative residuals, shape (n,).
-        power: power that adds the parts.
+        power: `_ADDED` or `_OVERLAPPED`.
         parameters: degrees of freedom used up by the fit; at least one remains.
     """
     grid = np.arange(0.0, _EXPONENT_MOST + _EXPONENT_FINE / 2, _EXPONENT_FINE)
@@ -207,5 +231,8 @@ def _least_squares(
 
 
 def _residual_scale(residuals: Samples) -> float:
-    """Return the robust standard deviation of residuals after fitting three parameters."""
+    """Return the robust standard deviation of residuals after fitting three parameters.
+
+    The two smallest residuals are left out: see step 3 of `fit_scaling`.
+    """
     return MAD_TO_SIGMA * float(np.median(np.sort(np.abs(residuals))[2:]))

@@ -1,4 +1,8 @@
-"""Selection of sizes to measure: a few first, then always the least certain."""
+"""Selection of sizes to measure in a sparse sweep: a few first, then always the least certain.
+
+`sweep=sparse` measures some of the sizes and predicts the others (`plan/sparse`). A point here is a
+pair of input size and batch size, given by its coordinates.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,21 @@ _LEAST_POINTS = 3
 
 
 def coordinates(pairs: Sequence[tuple[tuple[int, int], int]]) -> Samples:
-    """Return log pixels and log batch size for each pair, shape (n, 2)."""
+    """Return log pixels and log batch size for each pair, shape (n, 2).
+
+    Args:
+        pairs: ((height, width), batch size) for each point.
+    """
     return np.log([(height * width, batch) for (height, width), batch in pairs], dtype=np.float64)
 
 
 def scaled(x: Samples, reference: Samples) -> Samples:
-    """Return coordinates as shares of the reference range; constant coordinates become 0."""
+    """Return coordinates as shares of the reference range; constant coordinates become 0.
+
+    Args:
+        x: coordinates, shape (n, 2).
+        reference: coordinates of the measured range, shape (m, 2); its ends become 0 and 1.
+    """
     low, span = reference.min(axis=0), np.ptp(reference, axis=0)
     share: Samples = (x - low) / np.where(span > 0, span, 1.0)
     return share
@@ -38,10 +51,11 @@ def initial(x: Samples, number: int = INITIAL) -> list[int]:
         x: scaled coordinates of all points, shape (n, 2).
         number: number of points, at least 1.
     """
-    wide, high = np.ptp(x, axis=0) > 0
-    across = (0.0, 1.0) if wide and high and number >= 4 else (0.0,)
-    steps = np.linspace(0, 1, max(number // len(across), 1))
-    targets = product(steps, across) if wide else product((0.0,), steps)
+    size_varies, batch_varies = np.ptp(x, axis=0) > 0
+    batches = (0.0, 1.0) if size_varies and batch_varies and number >= 4 else (0.0,)
+    steps = np.linspace(0, 1, max(number // len(batches), 1))
+    targets = product(steps, batches) if size_varies else product((0.0,), steps)
+    # the point nearest to each target; two targets may share it
     return sorted({int(((x - np.array(target)) ** 2).sum(axis=1).argmin()) for target in targets})
 
 
@@ -53,11 +67,14 @@ def following(
     target: float,
     impossible: Collection[int] = (),
 ) -> int | None:
-    """Return the index of the next point to measure; None if all intervals are narrow enough.
+    """Return the index of the next point to measure, the one with the widest predicted interval.
+
+    None if the intervals of 90 % of the unmeasured points reach the target, if no point is left,
+    or if no curve has three points yet.
 
     Args:
         x: scaled coordinates of all points, shape (n, 2).
-        curves: measured values for each phase, over the same coordinates.
+        curves: measured values for each phase (training, inference), over the same coordinates.
         tried: indices of points with a result.
         target: relative half-width that 90 % intervals must reach, without calibration by other
             curves.

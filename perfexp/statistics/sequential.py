@@ -1,4 +1,9 @@
-"""Sequential tests: the error level for each look at results that decides when to stop."""
+"""Sequential tests: the error level for each look at results that decides when to stop.
+
+`perfexp ab` adds processes to two sides in turn and compares them after each pair, a look. Testing
+each look at 5 % would find a difference by chance sooner or later, so each look gets a smaller
+level.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from perfexp.statistics.distributions import ALPHA
 
 #: Processes per side at the first and at the last look; every pair in between is a look, too.
 LEAST, MOST = 2, 32
-#: Nodes of the density between two boundaries, and bisection steps.
+#: Nodes for integrating the density between two boundaries, and bisection steps for a boundary.
 _NODES, _STEPS = 401, 50
 
 
@@ -29,13 +34,16 @@ def level(processes: int) -> float:
 
 @cache
 def _levels() -> dict[int, float]:
-    """Return levels by number of processes.
+    """Return the two-sided level of each look, by number of processes per side.
 
-    They follow by integrating the density for sums that have not crossed a boundary yet.
+    The sum of as many standard normal differences as there are processes is a random walk, which
+    stops where it crosses a boundary. Each look's boundary follows from the probability that the
+    look may spend, by integrating the density of the walks that have not stopped yet.
     """
     from scipy import special
 
     levels: dict[int, float] = {}
+    # the walks that go on: sums and their probabilities, shape (nodes,), at the previous look
     nodes, masses, before, spent = np.zeros(1), np.ones(1), 0, 0.0
     for count in range(LEAST, MOST + 1):
         deviation = math.sqrt(count - before)
@@ -43,16 +51,17 @@ def _levels() -> dict[int, float]:
         low, high = 0.0, 10 * math.sqrt(count)
         for _ in range(_STEPS):
             boundary = (low + high) / 2
-            beyond = special.ndtr((-boundary - nodes) / deviation) + special.ndtr(
-                (nodes - boundary) / deviation
-            )
-            low, high = (boundary, high) if float(masses @ beyond) > due else (low, boundary)
+            beyond = special.ndtr((-boundary - nodes) / deviation)
+            beyond += special.ndtr((nodes - boundary) / deviation)
+            if float(masses @ beyond) > due:
+                low = boundary
+            else:
+                high = boundary
         levels[count] = 2 * float(special.ndtr(-boundary / math.sqrt(count)))
         within = np.linspace(-boundary, boundary, _NODES)
-        densities = np.exp(-0.5 * ((within[:, None] - nodes) / deviation) ** 2) / (
-            deviation * math.sqrt(2 * math.pi)
-        )
-        weights = np.full(_NODES, within[1] - within[0])
+        densities = np.exp(-0.5 * ((within[:, None] - nodes) / deviation) ** 2)
+        densities /= deviation * math.sqrt(2 * math.pi)
+        weights = np.full(_NODES, within[1] - within[0])  # trapezoidal rule
         weights[[0, -1]] /= 2
         nodes, masses, before, spent = within, (densities @ masses) * weights, count, spent + due
     return levels

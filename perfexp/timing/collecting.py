@@ -1,8 +1,15 @@
-"""Timing: blocks of calls between two clock readings, with nothing else in them."""
+"""Series of samples: taken in blocks of calls, several series in turns, after the device is steady.
+
+A call is a forward pass or a training step. A sample is the time of k calls divided by k, in
+seconds, and a block is a number of samples taken without a pause. `measuring.times` builds a
+`Collector` for each time of a point (throughput, latency, device time) and passes them to
+`collect`. Before that, `settle` warms the device up if the stopping rule asks for it.
+"""
 
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,14 +23,25 @@ from perfexp.records.record import Series
 from perfexp.timing.stopping import Monitor
 
 Call = Callable[[], object]
-#: Captures a call as a single launch.
+#: Captures a call as a CUDA graph, which is a single launch, and returns the call that replays it.
 Capture = Callable[[], Call]
+#: Seconds per call, shape (n,).
 Samples = NDArray[np.float64]
+
+#: Seconds per block, and minimum seconds in total: slow changes show a slope by then.
+_BLOCK_SECONDS, _LEAST_SECONDS = 0.5, 30.0
+#: Largest relative difference between the middle and the last third of a steady quantity.
+_SLOPE = 0.002
+#: Largest change of a steady temperature in degrees Celsius, and the seconds that it must hold.
+_CELSIUS, _TEMPERATURE_SECONDS = 1.0, 10.0
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Turn the garbage collector off while entered."""
+    """Collect garbage, then turn the garbage collector off while entered.
+
+    A collection would pause the host in the middle of a timed block.
+    """
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -36,13 +54,15 @@ def undisturbed() -> Iterator[None]:
 
 @dataclass
 class Collector:
-    """Takes a series block by block.
+    """Takes a series block by block, until the monitor of its stopping rule has enough samples.
 
     Attributes:
-        block: returns a number of samples in seconds per call.
-        begin: returns the series' monitor, given the seconds that the device has just worked on the
-            same calls.
-        calls_per_sample: k.
+        name: series name, for example `latency` or `device`.
+        block: makes calls and returns the given number of samples, in seconds per call.
+        begin: returns the series' monitor; called before the first block. Its argument is the
+            seconds that the device has just worked on the same calls: these shorten the warm-up.
+        calls_per_sample: k, number of calls in a sample.
+        samples: all samples so far in seconds per call, warm-up included, shape (n,).
     """
 
     name: str
@@ -55,26 +75,30 @@ class Collector:
 
     @property
     def busy_seconds(self) -> float:
-        """Return the time that the device has worked on the calls in this series."""
+        """Return the seconds that the calls in this series have taken so far."""
         return float(self.samples.sum()) * self.calls_per_sample
 
     @property
     def elapsed_seconds(self) -> float:
-        """Return the time spent in the blocks of this series, overhead outside samples included."""
+        """Return the host seconds spent in the blocks so far.
+
+        They include untimed work inside a block, such as filling the launch queue.
+        """
         return self._elapsed_ns * 1e-9
 
-    def turn(self, now: Callable[[], int], busy_seconds: float) -> bool:
-        """Take the next block, after the warm-up if it is the first.
+    def take_block(self, now: Callable[[], int], busy_seconds: float) -> bool:
+        """Take the next block; the first time, take the warm-up before it.
 
         Args:
             now: the host's clock, in nanoseconds.
             busy_seconds: time that the device has just worked on the same calls.
 
         Returns:
-            Whether the series goes on.
+            False, without a block, if the monitor has enough samples.
         """
         monitor = self._monitor = self._monitor or self.begin(busy_seconds)
         blocks = len(monitor.starts)
+        # the monitor adds a start with each block; warm-up parts add none
         while len(monitor.starts) == blocks:
             count = monitor.more(self.samples, self.elapsed_seconds)
             if not count:
@@ -86,7 +110,7 @@ class Collector:
         return True
 
     def series(self) -> Series:
-        """Return the series so far."""
+        """Return the series so far as it goes into the record, with the reason for its end."""
         monitor = self._monitor or self.begin(0.0)
         return Series(
             name=self.name,
@@ -102,37 +126,42 @@ def collect(
     collectors: Sequence[Collector],
     now: Callable[[], int],
     busy_seconds: float = 0.0,
-    ended: Callable[[str, float], None] = lambda *_: None,
+    block_ended: Callable[[str, float], None] = lambda *_: None,
 ) -> None:
     """Take several series in turns, block by block, so that drifts affect all of them alike.
+
+    A series leaves the rotation when its monitor has enough samples. The samples are in the
+    collectors afterward.
 
     Args:
         collectors: the series, in the order of their turns.
         now: the host's clock, in nanoseconds.
-        busy_seconds: time that the device has just worked on the same calls.
-        ended: called after each block, with the series name and the block's seconds.
+        busy_seconds: time that the device has worked on the same calls just before.
+        block_ended: called after each block, with the series name and the block's host seconds.
     """
     # garbage collection between blocks would pause the host, and queues and loaders would catch up
     with undisturbed():
-        going = list(collectors)
-        while going:
-            for collector in list(going):
+        unfinished = list(collectors)
+        while unfinished:
+            for collector in list(unfinished):
                 before = collector.elapsed_seconds
-                if collector.turn(
-                    now, busy_seconds + sum(other.busy_seconds for other in collectors)
-                ):
-                    ended(collector.name, collector.elapsed_seconds - before)
+                # one series' calls warm the device up for the others, which make the same calls
+                warm_seconds = busy_seconds + sum(other.busy_seconds for other in collectors)
+                if collector.take_block(now, warm_seconds):
+                    block_ended(collector.name, collector.elapsed_seconds - before)
                 else:
-                    going.remove(collector)
-                if gc.get_count()[0] > gc.get_threshold()[0]:  # cycles would fill the memory
-                    gc.collect(0)  # garbage from the last blocks
+                    unfinished.remove(collector)
+                # while it is off, reference cycles from the calls would fill the memory
+                if gc.get_count()[0] > gc.get_threshold()[0]:
+                    gc.collect(0)
 
 
 @dataclass
 class HostChain:
-    """Times calls on a synchronous device, with a host clock reading after every call.
+    """Block of back-to-back calls on a synchronous device: a host clock reading after every call.
 
-    `flush` runs untimed before each call; None for back-to-back calls.
+    Attributes:
+        flush: empties the caches, untimed, before each call; None for back-to-back calls.
     """
 
     call: Call
@@ -140,11 +169,11 @@ class HostChain:
     flush: Call | None = None
 
     def __call__(self, samples: int) -> Samples:
-        """Return samples in seconds per call."""
+        """Make `samples` calls and return the seconds of each."""
         call, now = self.device.completing(self.call), self.device.now_ns
         if self.flush is not None:
             return self._flushed(samples, call, self.flush)
-        stamps = [0] * (samples + 1)
+        stamps = [0] * (samples + 1)  # allocated before the first reading
         stamps[0] = now()
         for index in range(1, samples + 1):
             call()
@@ -153,6 +182,7 @@ class HostChain:
         return (nanoseconds[1:] - nanoseconds[:-1]).astype(np.float64) * 1e-9
 
     def _flushed(self, samples: int, call: Call, flush: Call) -> Samples:
+        """Make `samples` calls, each after a flush, and return the seconds of the calls alone."""
         now = self.device.now_ns
         seconds = np.empty(samples)
         for index in range(samples):
@@ -165,9 +195,12 @@ class HostChain:
 
 @dataclass
 class Latency:
-    """Times how long a caller waits, by host clock around a call and a synchronization.
+    """Block of isolated calls: how long a caller waits for each, by the host clock.
 
-    `flush` runs and completes before each call, untimed.
+    The device is idle when a call begins, and the clock is read again once it has finished.
+
+    Attributes:
+        flush: empties the caches and completes before each call, untimed; None for warm caches.
     """
 
     call: Call
@@ -175,7 +208,7 @@ class Latency:
     flush: Call | None = None
 
     def __call__(self, samples: int) -> Samples:
-        """Return samples in seconds."""
+        """Make `samples` calls, each followed by a synchronization, and return their seconds."""
         call, now, synchronize = self.call, self.device.now_ns, self.device.synchronize
         seconds = np.empty(samples)
         synchronize()
@@ -191,10 +224,11 @@ class Latency:
 
 
 def whole_pass(call: Call, device: Device) -> tuple[Samples, float]:
-    """Make calls until StopIteration at the end of the data.
+    """Make calls until the data ends (StopIteration): one epoch of training.
 
     Returns:
-        The seconds per call, and in total.
+        Device seconds from the end of each call to the end of the next, shape (calls,). Host
+        seconds from the start until the device has finished.
     """
     events = [device.new_event()]
     device.synchronize()
@@ -208,5 +242,114 @@ def whole_pass(call: Call, device: Device) -> tuple[Samples, float]:
         events.append(device.new_event())
         device.record(events[-1])
     device.synchronize()
-    whole = (device.now_ns() - start) * 1e-9
-    return np.asarray([device.elapsed_seconds(a, b) for a, b in pairwise(events)]), whole
+    total_seconds = (device.now_ns() - start) * 1e-9
+    return np.asarray([device.elapsed_seconds(*pair) for pair in pairwise(events)]), total_seconds
+
+
+@dataclass
+class _SteadinessTrace:
+    """What `settle` has seen of the device: an entry for each round of blocks.
+
+    Attributes:
+        ends: seconds from the start to the end of each round.
+        times: median call time of each round, in seconds.
+        clocks: mean clock of each round in Hz; empty if the device cannot report it.
+        temperatures: degrees Celsius after each round; empty without a sensor.
+    """
+
+    ends: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    clocks: list[float] = field(default_factory=list)
+    temperatures: list[float] = field(default_factory=list)
+
+    def changes(self) -> list[str]:
+        """Describe what still changes, for example `the clock by -1.20%`; empty if steady."""
+        # the clock jitters under a power limit, and a reading takes less than a millisecond
+        clock_tolerance = max(_SLOPE, 2 * _slope_error(self.clocks))
+        changes = []
+        for name, values, tolerance in (
+            ("the time of a call", self.times, _SLOPE),
+            ("the clock", self.clocks, clock_tolerance),
+        ):
+            if abs(slope := _slope(values)) >= tolerance:
+                changes.append(f"{name} by {slope:+.2%}")
+        recent = [
+            celsius
+            for end, celsius in zip(self.ends, self.temperatures, strict=False)
+            if end >= self.ends[-1] - _TEMPERATURE_SECONDS
+        ]
+        if recent and (change := max(recent) - min(recent)) > _CELSIUS:
+            changes.append(f"the temperature by {change:.0f} °C in {_TEMPERATURE_SECONDS:.0f} s")
+        return changes
+
+
+def settle(
+    collectors: Sequence[Collector],
+    device: Device,
+    most_seconds: float,
+    progress: Callable[[str], None],
+) -> tuple[float, list[str]]:
+    """Take blocks of several series in turns, as in the measurement, until the device is steady.
+
+    Steady means that call time, clock and temperature no longer change. The call time is taken
+    from the `device` series, if there is one, otherwise from the first series. Samples are thrown
+    away. Called before a point's series with `stopping.steady=thermal`.
+
+    Args:
+        most_seconds: time after which to stop even if the device is not steady.
+        progress: called with a status line between blocks.
+
+    Returns:
+        The seconds spent, and descriptions of what still changed at the end; none if steady.
+    """
+    judged = next(
+        (collector for collector in collectors if collector.name == "device"), collectors[0]
+    )
+    # samples in each series' next block: a single one, then as many as fill _BLOCK_SECONDS
+    counts = dict.fromkeys((collector.name for collector in collectors), 1)
+    trace, start_ns = _SteadinessTrace(), device.now_ns()
+    with undisturbed():
+        while True:
+            for collector in collectors:
+                samples = collector.block(counts[collector.name])
+                sample_seconds = max(float(np.median(samples)) * collector.calls_per_sample, 1e-9)
+                counts[collector.name] = math.ceil(_BLOCK_SECONDS / sample_seconds)
+                if collector is judged:
+                    trace.times.append(float(np.median(samples)))
+                    if clocks := device.clock_readings():
+                        trace.clocks.append(float(np.mean(clocks)))
+            celsius = device.conditions().temperature
+            if celsius is not None:
+                trace.temperatures.append(celsius)
+            seconds = (device.now_ns() - start_ns) * 1e-9
+            trace.ends.append(seconds)
+            changes = trace.changes() if seconds >= min(_LEAST_SECONDS, most_seconds) else []
+            if seconds >= most_seconds or (seconds >= _LEAST_SECONDS and not changes):
+                return seconds, changes
+            progress(f"warming up, {seconds:.0f} s")
+
+
+def _slope(values: Sequence[float]) -> float:
+    """Return the relative change in the median from the middle third to the last third.
+
+    It is 0 for fewer than three values. The first third is left out: the device still warms up.
+    """
+    third = len(values) // 3
+    if not third:
+        return 0.0
+    return float(np.median(values[-third:]) / np.median(values[-2 * third : -third])) - 1
+
+
+def _slope_error(values: Sequence[float]) -> float:
+    """Return the standard error of `_slope`, √(π/2)·σ·√(2/n) for thirds of n values.
+
+    The relative standard deviation σ follows from the median difference between neighbors, which
+    a slow trend hardly changes; for normal values it is 0.954 σ. The error is 0 for fewer than
+    three values.
+    """
+    third = len(values) // 3
+    if not third:
+        return 0.0
+    compared = values[-2 * third :]
+    sigma = float(np.median(np.abs(np.diff(compared))) / np.median(compared)) / 0.954
+    return math.sqrt(math.pi / third) * sigma

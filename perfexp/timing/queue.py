@@ -1,4 +1,10 @@
-"""Queue: timed blocks on an asynchronous device, with or without a pre-filled launch queue."""
+"""Blocks of calls on an asynchronous device, with or without a pre-filled launch queue.
+
+A GPU works through a launch queue while the host fills it. `Chain` holds the device until its queue
+is filled, so that it never waits for the host: this is the series `device`. `Loop` lets both run
+together, as an application would: the series `throughput`. `Segments` times the phases of a call.
+A timer is called with a number of samples and returns them in seconds per call.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +32,7 @@ class Filled(NamedTuple):
     """Result of filling the device's queue once.
 
     Attributes:
-        seconds: device seconds of each sample.
+        seconds: device seconds of each sample, shape (samples,), or (samples, phases).
         host_seconds: time that the host needed to fill the queue.
         needed_seconds: time that the device should have waited to find every sample fully enqueued.
         starved: whether the device began a sample that was not fully enqueued.
@@ -38,40 +44,44 @@ class Filled(NamedTuple):
     starved: bool
 
 
-class Lead:
-    """Checks whether the host stays ahead: each sample must be fully enqueued before it begins.
+class FillClock:
+    """Notes when the host enqueues each sample of a fill, to see whether it stays ahead.
+
+    It stays ahead if each sample is fully enqueued before the device begins it.
 
     Args:
-        start: event just recorded behind the wait.
+        start: event just recorded behind the hold; the device passes it when the hold ends.
     """
 
     def __init__(self, device: Device, start: Event) -> None:
         self._device, self._start, self._begun_ns = device, start, device.now_ns()
-        self._done: list[tuple[Event, float]] = []
+        #: For each sample: the event at its begin, and host seconds until it was enqueued.
+        self._enqueued: list[tuple[Event, float]] = []
         self._starved = False
 
     def enqueued(self, begin: Event) -> None:
-        """Record that a sample has been enqueued; it begins at this event."""
+        """Note that the host has just enqueued a sample; the device begins it at this event."""
         self._starved = self._starved or self._device.passed(begin)
-        self._done.append((begin, (self._device.now_ns() - self._begun_ns) * 1e-9))
+        self._enqueued.append((begin, (self._device.now_ns() - self._begun_ns) * 1e-9))
 
     @property
     def host_seconds(self) -> float:
-        """Return the host time to enqueue all samples so far."""
-        return self._done[-1][1]
+        """Return the host seconds to enqueue all samples so far."""
+        return self._enqueued[-1][1]
 
     def filled(self, seconds: Samples) -> Filled:
-        """Return the result of the fill, once the device has finished it."""
-        host_seconds = self.host_seconds
-        behind = max(late - self._begins(begin) for begin, late in self._done)
-        return Filled(
-            seconds,
-            host_seconds,
-            host_seconds if self._starved else max(behind, 0.0),
-            self._starved,
-        )
+        """Return the result of the fill, once the device has finished it.
 
-    def _begins(self, event: Event) -> float:
+        Args:
+            seconds: device seconds of each sample.
+        """
+        needed_seconds = self.host_seconds
+        if not self._starved:
+            lags = [late - self._begin_seconds(begin) for begin, late in self._enqueued]
+            needed_seconds = max(0.0, *lags)
+        return Filled(seconds, self.host_seconds, needed_seconds, self._starved)
+
+    def _begin_seconds(self, event: Event) -> float:
         """Return when the device passed an event, in seconds after the start."""
         return 0.0 if event is self._start else self._device.elapsed_seconds(self._start, event)
 
@@ -85,26 +95,31 @@ class Hold:
     enough. The hold is therefore limited to a few times the fastest fill so far.
 
     Attributes:
-        starved: number of fills with too short a wait.
+        starved: number of fills in which every attempt held the device too briefly.
     """
 
     starved: int = 0
+    #: Factor on the time that the last fill needed; it doubles when a hold was too short.
     _margin: float = _HOLD_FACTOR
+    #: Seconds to hold for a fill with `_samples` samples; 0 before the first fill.
     _seconds: float = 0.0
     _samples: int = 0
+    #: Least host seconds per sample so far.
     _fastest: float = math.inf
 
-    def fill(self, chunk: Callable[[int, float], Filled], samples: int) -> Samples:
-        """Fill the queue until the device waits long enough, in a few attempts.
+    def fill(self, enqueue: Callable[[int, float], Filled], samples: int) -> Samples:
+        """Fill the queue, again with a longer hold if the device starved, and return its seconds.
+
+        After `_HOLD_ATTEMPTS` attempts a starved fill is accepted and counted in `starved`.
 
         Args:
-            chunk: fills the queue with a number of samples, behind a wait in seconds.
+            enqueue: holds the device for some seconds, fills its queue with a number of samples,
+                and waits for them.
         """
         for _ in range(_HOLD_ATTEMPTS):
             wanted = self._seconds * max(1.0, samples / max(self._samples, 1))
             most = _HOLD_MOST * self._fastest * samples + _HOLD_EXTRA_SECONDS
-            held = min(wanted, most)
-            filled = chunk(samples, held)
+            filled = enqueue(samples, min(wanted, most))
             self._fastest = min(self._fastest, filled.host_seconds / samples)
             if filled.starved and self._seconds:
                 self._margin = min(2 * self._margin, _HOLD_MOST)
@@ -120,10 +135,14 @@ class Hold:
 
 @dataclass
 class Loop:
-    """Times a pipelined loop with events around every k calls: its sustained wall time per call.
+    """Times a loop of calls with events around every k calls: its sustained seconds per call.
 
-    A first call fills the pipeline before each block. Once the queue is full, the host waits for
-    the device, which does not change the loop time.
+    Host and device overlap, as in an application that never waits for a result. An untimed call
+    before each block fills the pipeline. Once the queue is full, the host waits for the device,
+    which does not change the loop time.
+
+    Attributes:
+        calls_per_sample: k.
     """
 
     call: Call
@@ -132,7 +151,7 @@ class Loop:
     _events: list[Event] = field(default_factory=list)
 
     def __call__(self, samples: int) -> Samples:
-        """Return samples in seconds per call."""
+        """Run the loop for k calls per sample and return the samples in seconds per call."""
         call, k, device, events = self.call, self.calls_per_sample, self.device, self._events
         while len(events) < samples + 1:
             events.append(device.new_event())
@@ -153,15 +172,16 @@ class Loop:
 
 @dataclass
 class Chain:
-    """Times the device itself, with events around every k calls in a pre-filled queue.
+    """Times the device alone, with events around every k calls in a pre-filled queue.
 
-    The queue ensures that the device never starves.
+    The device is held until its queue is filled, so that it never waits for the host.
 
     Attributes:
-        chunk: samples that fit the queue at once.
+        chunk: samples that fit the queue at once, at least 1.
         calls_per_sample: k.
-        flush: enqueued and untimed before each sample, which then has two events.
+        flush: empties the caches, untimed, before each sample, which then has two events.
         draining: entered while the host waits for a filled queue, with the remaining hold seconds.
+        held: hold time, and the number of fills in which the device did wait.
     """
 
     call: Call
@@ -174,16 +194,17 @@ class Chain:
     _events: list[Event] = field(default_factory=list)
 
     def __call__(self, samples: int) -> Samples:
-        """Return samples in device seconds per call."""
+        """Fill the queue as often as needed and return the samples in device seconds per call."""
         taken: list[Samples] = []
         left = samples
         while left > 0:
             count = min(self.chunk, left)
-            taken.append(self.held.fill(self._chunk, count))
+            taken.append(self.held.fill(self._fill_once, count))
             left -= count
         return np.concatenate(taken)
 
-    def _chunk(self, samples: int, hold_seconds: float) -> Filled:
+    def _fill_once(self, samples: int, hold_seconds: float) -> Filled:
+        """Hold the device, enqueue the samples, and wait until the device has finished them."""
         device = self.device
         while len(self._events) < samples * (1 if self.flush is None else 2) + 1:
             self._events.append(device.new_event())
@@ -192,45 +213,54 @@ class Chain:
         if hold_seconds:
             device.hold(hold_seconds)
         device.record(events[0])
-        lead = Lead(device, events[0])
-        pairs = (
-            self._joined(samples, lead)
-            if self.flush is None
-            else self._flushed(samples, self.flush, lead)
-        )
-        with self.draining(hold_seconds - lead.host_seconds):
+        clock = FillClock(device, events[0])
+        if self.flush is None:
+            firsts = self._enqueue_joined(samples, clock)
+        else:
+            firsts = self._enqueue_flushed(samples, self.flush, clock)
+        with self.draining(hold_seconds - clock.host_seconds):
             device.synchronize()
-        between = [device.elapsed_seconds(events[first], events[last]) for first, last in pairs]
-        return lead.filled(np.asarray(between) / self.calls_per_sample)
+        between = [device.elapsed_seconds(events[first], events[first + 1]) for first in firsts]
+        return clock.filled(np.asarray(between) / self.calls_per_sample)
 
-    def _joined(self, samples: int, lead: Lead) -> list[tuple[int, int]]:
-        """Enqueue calls with an event between two samples; return the events around each sample."""
-        call, k, events, record = self.call, self.calls_per_sample, self._events, self.device.record
-        for index in range(1, samples + 1):
-            for _ in range(k):
-                call()
-            record(events[index])
-            lead.enqueued(events[index - 1])
-        return [(index, index + 1) for index in range(samples)]
+    def _enqueue_joined(self, samples: int, clock: FillClock) -> range:
+        """Enqueue samples back to back, each ending at the event that begins the next.
 
-    def _flushed(self, samples: int, flush: Call, lead: Lead) -> list[tuple[int, int]]:
-        """Enqueue calls with a flush before each sample; return the events around each sample."""
+        Return the index of the event before each sample; the next event ends the sample.
+        """
         call, k, events, record = self.call, self.calls_per_sample, self._events, self.device.record
-        for index in range(1, 2 * samples, 2):
-            flush()
-            record(events[index])
+        for index in range(samples):
             for _ in range(k):
                 call()
             record(events[index + 1])
-            lead.enqueued(events[index - 1])
-        return [(index, index + 1) for index in range(1, 2 * samples, 2)]
+            clock.enqueued(events[index])
+        return range(samples)
+
+    def _enqueue_flushed(self, samples: int, flush: Call, clock: FillClock) -> range:
+        """Enqueue samples with a flush before each, between the previous sample and its own event.
+
+        Return the index of the event before each sample; the next event ends the sample.
+        """
+        call, k, events, record = self.call, self.calls_per_sample, self._events, self.device.record
+        firsts = range(1, 2 * samples, 2)
+        for first in firsts:
+            flush()
+            record(events[first])
+            for _ in range(k):
+                call()
+            record(events[first + 1])
+            clock.enqueued(events[first - 1])
+        return firsts
 
 
 @dataclass
 class Segments:
-    """Times a call's named segments with events between them, in a separate pass.
+    """Times a call's phases, such as forward and backward, with events between them.
+
+    It is a pass of its own after the whole call has been timed, because events cost time.
 
     Attributes:
+        segments: name and function of each phase, in the order of a call.
         chunk: calls per pre-filled queue. With 0 the queue is not pre-filled, so segments include
             waits for the host.
         taken: segment seconds so far, as arrays with the shape (calls, segments).
@@ -243,24 +273,27 @@ class Segments:
     taken: list[Samples] = field(default_factory=list)
 
     def __call__(self, samples: int) -> Samples:
-        """Make calls and return the sums of their segments, in seconds per call."""
+        """Make `samples` calls and return the sum over the segments of each, in seconds."""
         left, before = samples, len(self.taken)
         while left > 0:
-            count = min(self.chunk or left, left)
-            self.taken.append(
-                self.held.fill(self._pass, count) if self.chunk else self._pass(count, 0.0).seconds
-            )
+            if self.chunk:
+                count = min(self.chunk, left)
+                self.taken.append(self.held.fill(self._fill_once, count))
+            else:
+                count = left
+                self.taken.append(self._fill_once(count, 0.0).seconds)
             left -= count
         return np.concatenate([part.sum(axis=1) for part in self.taken[before:]])
 
     def once(self) -> None:
-        """Enqueue a call with its events, to find how many fit the queue."""
+        """Enqueue a call with its events; `samples_in_queue` counts how often that fits."""
         mark = self.device.new_event()
         for _, part in self.segments:
             part()
             self.device.record(mark)
 
-    def _pass(self, samples: int, hold_seconds: float) -> Filled:
+    def _fill_once(self, samples: int, hold_seconds: float) -> Filled:
+        """Hold the device, enqueue `samples` calls, wait for them; seconds as in `taken`."""
         device, parts = self.device, [part for _, part in self.segments]
         events = [device.new_event() for _ in range(samples * len(parts) + 1)]
         record = device.record
@@ -268,19 +301,19 @@ class Segments:
         if hold_seconds:
             device.hold(hold_seconds)
         record(events[0])
-        lead = Lead(device, events[0])
+        clock = FillClock(device, events[0])
         place = 0
         for _ in range(samples):
             for part in parts:
                 part()
                 place += 1
                 record(events[place])
-            lead.enqueued(events[place - len(parts)])
+            clock.enqueued(events[place - len(parts)])
         device.synchronize()
         between = [device.elapsed_seconds(events[i], events[i + 1]) for i in range(place)]
-        return lead.filled(np.asarray(between).reshape(samples, len(parts)))
+        return clock.filled(np.asarray(between).reshape(samples, len(parts)))
 
     def parts(self) -> dict[str, Samples]:
-        """Return segment seconds by name, over all calls so far."""
+        """Return the seconds of each segment by name, shape (calls,), over all calls so far."""
         everything = np.concatenate(self.taken)
         return {name: everything[:, column] for column, (name, _) in enumerate(self.segments)}

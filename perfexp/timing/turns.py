@@ -1,4 +1,9 @@
-"""Turns: short blocks of competing calls, each round in another order."""
+"""Turns: short blocks of competing calls, each round in another order.
+
+A race compares several ways to compute the same, such as convolution algorithms. It calls each
+competitor's `Turn` once per round, in an order from `balanced`, so that drifts and neighbors affect
+all of them alike. `convolution.race` and `measuring.baselines` run such races.
+"""
 
 from __future__ import annotations
 
@@ -22,28 +27,31 @@ _SEED = 0
 
 
 class Turn:
-    """Turns of a call: the median of a few samples, in a pre-filled queue if the device has one.
+    """Repeatable short timing of one competitor: each turn returns the median of a few samples.
 
-    The call must have run before.
+    An asynchronous device is timed behind a pre-filled queue.
 
     Args:
-        is_short: whether a call is at most a few launches, so that a turn fits any launch queue.
+        call: the competitor's call; it must have run before.
+        is_short: whether a call is at most a few launches, so that a turn fits any launch queue and
+            the queue depth need not be found.
     """
 
     def __init__(self, call: collecting.Call, device: Device, *, is_short: bool = False) -> None:
+        #: Hold of the pre-filled queue; None on a synchronous device.
         self._held: queue.Hold | None = None
-        self._samples, self._block = self._fitted(call, device, is_short)
+        self._samples, self._block = self._prepare(call, device, is_short)
 
     def __call__(self) -> float:
-        """Return the seconds per call in a turn."""
+        """Take a turn and return its median, in seconds per call."""
         return float(np.median(self._block(self._samples)))
 
     @property
     def starved(self) -> bool:
-        """Return whether the host kept an asynchronous device waiting."""
+        """Return whether an asynchronous device had to wait for the host in any turn so far."""
         return self._held is not None and self._held.starved > 0
 
-    def _fitted(
+    def _prepare(
         self, call: collecting.Call, device: Device, is_short: bool
     ) -> tuple[int, Callable[[int], collecting.Samples]]:
         """Return the number of samples in a turn, and the timer that takes them.
@@ -62,10 +70,10 @@ class Turn:
             # thousands of launches exceed the queue: time them as the host issues them
             self._held = queue.Hold(starved=1)
             return 2, queue.Loop(call, device)
-        single = queue.Chain(call, device, min(calls_in_queue, 4))
-        single(2)
-        rough_seconds = max(float(np.median(single(3))), 1e-9)
-        # k calls per sample
+        rough_chain = queue.Chain(call, device, min(calls_in_queue, 4))
+        rough_chain(2)  # untimed: the hold is learned
+        rough_seconds = max(float(np.median(rough_chain(3))), 1e-9)
+        # a sample of k calls is long enough for the clock
         k = max(1, min(_MOST_SAMPLES, math.ceil(_SAMPLE_SECONDS / rough_seconds)))
         wanted = math.ceil(_TURN_SECONDS / (k * rough_seconds))
         samples = max(2, min(_MOST_SAMPLES // k + 2, wanted))
@@ -76,10 +84,10 @@ class Turn:
 
 
 def balanced(names: Sequence[T]) -> Iterator[list[T]]:
-    """Yield endless orders of the names: a random order, then its reverse.
+    """Yield an order of the names for each round, without end: a random order, then its reverse.
 
-    No order returns before all have been used. Over every two rounds all names have the same mean
-    place, and over many rounds changing neighbors.
+    Over every two rounds all names have the same mean place, and over many rounds their neighbors
+    change. No order returns before all have been used. The seed is fixed.
     """
     shuffler, used = random.Random(_SEED), set[tuple[T, ...]]()
     while True:

@@ -1,4 +1,9 @@
-"""Answers without measuring: this machine's equipment, a plan's algorithms, its peak memory."""
+"""Answers without measuring: this machine's equipment, a plan's algorithms, its peak memory.
+
+The commands doctor, `list algorithms` and predict need torch or the device to answer, which only a
+worker may import. They start one with `--what=survey`, `algorithms` or `memory`; the answer is a
+JSON event to the parent.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +27,14 @@ if TYPE_CHECKING:
 
 
 def survey(index: int | None, emit: Events) -> None:
-    """Determine this machine's equipment and send each part at once: a later part may crash.
+    """Determine this machine's equipment for the doctor, and send each part at once.
+
+    A later part may crash the process. A part that raises an exception is sent as its `error`.
 
     Args:
         index: CUDA device for the clock test; None for no test.
     """
-    for name, determine in _parts(index):
+    for name, determine in _survey_parts(index):
         emit("block", text=name)
         try:
             facts = determine()
@@ -36,22 +43,26 @@ def survey(index: int | None, emit: Events) -> None:
         emit("part", name=name, answer=facts)
 
 
-def _parts(index: int | None) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
-    """Yield the parts in order.
+def _survey_parts(index: int | None) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """Yield each part's name and the function that determines its facts, in order.
 
     NVML comes first, because it lists other processes: later this process would be among them.
     """
     yield "boards", nvml.all_boards
-    yield "torch", partial(_of_torch, "torch_build")
+    yield "torch", partial(_ask_torch, "torch_build")
     yield "torchvision", _torchvision
-    yield "cuda", partial(_of_torch, "cuda_devices")
-    yield "mps", partial(_of_torch, "apple_gpu")
+    yield "cuda", partial(_ask_torch, "cuda_devices")
+    yield "mps", partial(_ask_torch, "apple_gpu")
     if index is not None:
-        yield "clocks", partial(_of_torch, "try_clocks", index)
-    yield "energy", partial(_of_torch, "try_energy", index)
+        yield "clocks", partial(_ask_torch, "try_clocks", index)
+    yield "energy", partial(_ask_torch, "try_energy", index)
 
 
-def _of_torch(function: str, *arguments: Any) -> dict[str, Any]:
+def _ask_torch(function: str, *arguments: Any) -> dict[str, Any]:
+    """Call a function in `detected_devices`, which imports torch.
+
+    The import is here, so that a broken torch becomes the error of each part that needs it.
+    """
     from perfexp.doctor import detected_devices
 
     facts: dict[str, Any] = getattr(detected_devices, function)(*arguments)
@@ -59,6 +70,7 @@ def _of_torch(function: str, *arguments: Any) -> dict[str, Any]:
 
 
 def _torchvision() -> dict[str, Any]:
+    """Return facts about torchvision, which the doctor compares with torch."""
     from perfexp.models import torchvision_import
 
     torchvision_import.import_torchvision()
@@ -68,11 +80,14 @@ def _torchvision() -> dict[str, Any]:
 def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, Any]:
     """Find the algorithms that can compute the convolutions in the plan's first point.
 
-    Nothing is measured.
+    Nothing is measured. `perfexp list algorithms` asks for it.
 
     Returns:
         The result of `perfexp.convolution.layer_support.survey`, the device and the settings, as
         JSON values.
+
+    Raises:
+        UserError: the model has no layers, or a setting is wrong.
     """
     from perfexp.models.fake import FakeModel  # for tests
 
@@ -119,10 +134,14 @@ def algorithms(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, An
 
 
 def memory(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, Any]:
-    """Trace the peak memory for the plan's points without a device.
+    """Trace the peak memory for the plan's points without a device; `perfexp predict` asks for it.
 
-    A point that cannot be traced has a reason instead. If the plan's device is present, unknown
-    convolution workspaces are measured on it, and it stays reserved from then on.
+    If the plan's device is present, unknown convolution workspaces are measured on it, and it
+    stays reserved from then on.
+
+    Returns:
+        The model's name, and for each point a `MemoryTrace.report`, or the reason why it cannot be
+        traced.
     """
     from perfexp.worker.peak_memory import MemoryTrace  # imports torch's stand-ins
 
@@ -141,10 +160,11 @@ def memory(plan: config.Plan, paths: RunPaths, emit: Events) -> dict[str, Any]:
 def workspaces(bench: Workbench, stack: ExitStack) -> Workspaces | None:
     """Return the convolution workspaces for the plan's CUDA device, present or not.
 
-    None for other devices and for non-default algorithms.
+    None for other devices, for which they are unknown, and for non-default algorithms.
 
     Args:
-        stack: reserves the device from the first measurement on.
+        bench: workbench without a device.
+        stack: the device is reserved in it from the first measurement on.
     """
     from perfexp.measuring.probes.workspaces import Workspaces  # imports torch
 
@@ -152,7 +172,7 @@ def workspaces(bench: Workbench, stack: ExitStack) -> Workspaces | None:
     device: Device | None = None
     if not isinstance(config.build(plan.algorithm), Default):
         return None
-    with suppress(DeviceMismatch):
+    with suppress(DeviceMismatch):  # the plan's GPU is not in this machine
         device = config.build(plan.gpu)
     if device is not None and device.kind != "cuda":
         return None

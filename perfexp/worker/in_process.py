@@ -1,4 +1,7 @@
-"""Measurements in the caller's process, for model objects that a fresh process could not have."""
+"""Measurements in the caller's process, for model objects that a fresh process could not have.
+
+`perfexp.measure(module)` of the Python API ends here: no worker is started.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,14 @@ def measure_points(
     inputs: Any,
     warn: Callable[[str], None],
 ) -> None:
-    """Measure the plan's points and layers that have no result yet.
+    """Measure the plan's points, then their layers, unless they have a result already.
+
+    Results go to the run's folder, as from a worker.
 
     Args:
+        model: the caller's model object.
         inputs: the object's inputs; None for images.
-        warn: called with the reason for a wait, at once and then every minute.
+        warn: called with the reason for a wait for the device, at once and then every minute.
 
     Raises:
         UserError: the plan needs several processes.
@@ -45,29 +51,29 @@ def measure_points(
             "an object is measured in one process: leave out gpu.count, processes, cold_start, "
             "profiler and batch_size=max, or pass 'module:name'."
         )
-    emit = _Waits(warn)
+    emit = _WaitWarnings(warn)
+    bench = Workbench(plan, paths, emit, partial(live_model, model, plan.model_name, inputs))
     try:
         with (
             paths.log.open("a", encoding="utf-8") as log,
             redirect_stderr(log),  # a worker's tracebacks go to run.log, too
             unchanged(model),
-            Workbench(
-                plan, paths, emit, partial(live_model, model, plan.model_name, inputs)
-            ).opened() as procedure,
+            bench.opened() as procedure,
         ):
             points.measure_points(procedure, plan, paths, 0, emit)
             points.dissect_points(procedure, plan, paths, 0, emit)
     finally:
-        gc.unfreeze()
+        gc.unfreeze()  # the workbench froze the caller's objects
 
 
-class _Waits(Events):
-    """Events within one process: only the reason for a wait is reported."""
+class _WaitWarnings(Events):
+    """Events without a parent process: only the reason for a wait is reported to the caller."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         super().__init__(None)
         self._warn = warn
 
     def __call__(self, event: str, **details: Any) -> None:
+        """Warn if the event is about a wait for the device (`patient`); drop all others."""
         if details.get("patient"):
             self._warn(details["text"])

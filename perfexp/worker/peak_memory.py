@@ -1,4 +1,9 @@
-"""Peak memory: traced with tensors that have no storage, and the largest batch that fits."""
+"""Peak memory of a point, traced with tensors without storage, and the largest batch that fits.
+
+A trace runs the model's code once on the host, with stand-ins for tensors: they have a shape but no
+numbers. It adds up what torch's allocator would hold. `perfexp predict` reports it, a search for
+the largest batch starts from it, and `sweep.skip_oom=true` skips points by it.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +29,21 @@ if TYPE_CHECKING:
     from perfexp.cost.operator_calls import OperatorCall
     from perfexp.measuring.probes.workspaces import Workspaces, WorkspaceSizes
 
-#: Workspace that cuBLAS takes per thread from torch's allocator, by major compute capability.
+#: Workspace that cuBLAS takes per thread from torch's allocator, by major compute capability, and
+#: for all others.
 _CUBLAS_BYTES, _OTHER_CUBLAS_BYTES = {"9": 32 << 20, "10": 32 << 20}, 8320 << 10
 #: Memory that tensors cannot use, taken by a CUDA context with its modules: at least, and for
-#: training on an H100.
-#: Source: docs/results/largest-batch.json
+#: training on an H100. Source: docs/results/largest-batch.json
 LEAST_CONTEXT_BYTES, CONTEXT_BYTES = 512 << 20, 768 << 20
 #: Limit on traces when searching for the largest batch.
 _MOST_TRACES = 12
 
 
 class MemoryTrace:
-    """A plan's model on the host. Its calls are traced with stand-ins for tensors.
+    """A plan's model on the host, ready to trace the calls of its points.
 
     Args:
+        plan: plan with the model, the data, the phases and the GPU.
         workspaces: convolution workspaces on the plan's device; None to leave them out.
 
     Raises:
@@ -62,32 +68,36 @@ class MemoryTrace:
                     f"{setting} changes the memory in a way that is not traced: leave it out."
                 )
         self._plan, self._data, self._workspaces = plan, config.build(plan.data), workspaces
+        #: Name of the GPU and its data sheet, which has the memory and the compute capability.
         self._gpu_name, self._facts = plan.sheet(workspaces.device_name if workspaces else None)
         if self._data.labelled:
             raise UserError(
                 "Memory is traced with data=synthetic, whose batches have the same size: leave "
                 "data out."
             )
-        model = config.build(
-            {**plan.model, **({"weights": None} if "weights" in plan.model else {})}
-        )
+        node = dict(plan.model)
+        if "weights" in node:
+            node["weights"] = None  # pretrained numbers do not matter
         from perfexp.models.module import adapt  # imports torch
 
-        model = adapt(model, plan.model_name)
+        model = adapt(config.build(node), plan.model_name)
         execution = Execution(channels_last=plan.execution.channels_last)
         self._session: Any = model.open(
             device=CpuDevice(),
-            precision=_traced(plan.precision),
+            precision=_traceable(plan.precision),
             execution=execution,
             num_classes=None,
             seed=0,
         )
 
     def peak(self, key: Key, workspaces: Mapping[OperatorCall, int] = MappingProxyType({})) -> Peak:
-        """Trace a point's peak memory in its steady state.
+        """Trace a point's peak memory in its steady state, in a forked process.
 
         Args:
-            workspaces: memory that convolutions take while they run, in bytes.
+            workspaces: bytes that each convolution takes while it runs.
+
+        Returns:
+            The peak in bytes, by category, and the convolutions in it.
 
         Raises:
             Unsupported: the model cannot be traced.
@@ -96,14 +106,15 @@ class MemoryTrace:
         from perfexp.cost.trial import MODULE_ERRORS, isolated
 
         try:
-            return isolated(self._peak)(key, workspaces)
+            return isolated(self._trace_calls)(key, workspaces)
         except (Inconclusive, *MODULE_ERRORS) as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             raise Unsupported(
                 f"the model can't be followed without its numbers: {reason}"
             ) from error
 
-    def _peak(self, key: Key, workspaces: Mapping[OperatorCall, int]) -> Peak:
+    def _trace_calls(self, key: Key, workspaces: Mapping[OperatorCall, int]) -> Peak:
+        """Prepare the point's call as in the measurement, with stand-ins, and trace it."""
         from perfexp.cost.allocations import (
             INPUTS,
             Allocations,
@@ -114,24 +125,26 @@ class MemoryTrace:
         from perfexp.cost.tensors import tensors_in
 
         session = self._session
-        phase = config.build(self._phase(key.phase))
-        trains = key.phase == "train"
+        mode = config.build(self._mode_node(key.phase))
+        is_training = key.phase == "train"
         with ExitStack() as stack:
             stack.enter_context(without_memory(session.module))
-            if trains and isinstance(session, Unwaiting):  # side results are read back
+            if is_training and isinstance(session, Unwaiting):  # side results are read back
                 stack.enter_context(session.without_waits())
             opened = self._data.open(
                 session=session,
                 input_size=key.input_size,
                 batch_size=key.batch_size,
-                training=trains,
+                training=is_training,
                 seed=0,
             )
-            whole = nullcontext() if trains else by_operators()
-            with opened as batches, _prepared(phase, session, batches, key) as step, whole:
+            whole = nullcontext() if is_training else by_operators()
+            with opened as batches, _prepared(mode, session, batches, key) as step, whole:
                 session.first_forward(batches.next())
 
                 def segments(allocations: Allocations) -> Mapping[str, Callable[[], object]]:
+                    """Return the call's phases, after adding the inputs that stay allocated."""
+                    # synthetic data has 8 sets of labels for the same inputs
                     held = [batches.next() for _ in range(8)]
                     allocations.add(
                         tensors_in([(batch.inputs, batch.targets) for batch in held]), INPUTS
@@ -140,19 +153,22 @@ class MemoryTrace:
 
                 return peak_of_calls(session.module, segments, workspaces=workspaces)
 
-    def _phase(self, name: str) -> dict[str, Any]:
+    def _mode_node(self, phase: str) -> dict[str, Any]:
         """Return a phase's configuration with `foreach` set for its optimizer.
 
         The trace runs on the host, where torch's default is to update one parameter after another.
         On CUDA devices it updates all together, which needs more memory.
+
+        Args:
+            phase: `train` or `inference`.
         """
-        node: dict[str, Any] = dict(getattr(self._plan.mode, name))
+        node: dict[str, Any] = dict(getattr(self._plan.mode, phase))
         if isinstance(node.get("optimizer"), Mapping):
             node["optimizer"] = {"foreach": True, **node["optimizer"]}
         return node
 
     def needed_bytes(self, key: Key) -> int:
-        """Trace a point's peak memory, including cuBLAS workspaces.
+        """Trace a point's peak memory in bytes, with cuBLAS workspaces, without convolutions'.
 
         Raises:
             Unsupported: the model cannot be traced.
@@ -161,25 +177,32 @@ class MemoryTrace:
         return peak.total_bytes + self.workspace_bytes(peak)
 
     def workspace_bytes(self, peak: Peak) -> int:
-        """Return cuBLAS workspaces on the plan's device, taken from torch's allocator, in bytes."""
+        """Return the bytes that cuBLAS takes from torch's allocator on the plan's device."""
         capability = str(self._facts.compute_capability or "").partition(".")[0]
         return peak.multiplying_threads * _CUBLAS_BYTES.get(capability, _OTHER_CUBLAS_BYTES)
 
     def with_workspaces(self, key: Key, traced: Peak) -> tuple[Peak, WorkspaceSizes | None]:
         """Trace a peak again with the known convolution workspaces.
 
+        Args:
+            traced: the point's peak without them.
+
         Returns:
-            The new peak, and which workspaces are known.
+            The new peak, and which workspaces are known; None without `workspaces`.
         """
-        found = self._workspaces.of(traced.convolutions) if self._workspaces else None
-        if found is None or not any(found.sizes.values()):
-            return traced, found
-        return self.peak(key, found.sizes), found
+        known = self._workspaces.of(traced.convolutions) if self._workspaces else None
+        if known is None or not any(known.sizes.values()):
+            return traced, known
+        return self.peak(key, known.sizes), known
 
     def report(self, key: Key) -> dict[str, Any]:
         """Return a point's peak memory by category, and the largest batch that fits the device.
 
-        The peak is given with and without workspaces. All sizes are in bytes.
+        The peak is given with and without convolution workspaces. All sizes are in bytes. Capacity
+        and batch are None if the device's memory is unknown.
+
+        Raises:
+            Unsupported: the model cannot be traced.
         """
         traced = self.peak(key)
         workspace = self.workspace_bytes(traced)
@@ -187,7 +210,7 @@ class MemoryTrace:
         gpu: str | None = self._gpu_name
         if self._workspaces and self._workspaces.memory_bytes:
             capacity, gpu = self._workspaces.memory_bytes, self._workspaces.device_name
-        peak, found = self.with_workspaces(key, traced)
+        peak, known = self.with_workspaces(key, traced)
         categories = dict(peak.categories)
         if workspace:
             categories["workspace of cuBLAS"] = workspace
@@ -198,7 +221,7 @@ class MemoryTrace:
             "key": msgspec.to_builtins(key),
             "peak_bytes": peak.total_bytes + workspace,
             "peak_without_workspaces_bytes": traced.total_bytes + workspace,
-            "workspaces": found and found.facts(),
+            "workspaces": known and known.facts(),
             "categories": categories,
             "gpu": gpu,
             "capacity_bytes": capacity,
@@ -211,7 +234,11 @@ class MemoryTrace:
 
         Gaps between allocator blocks are left out. So are convolution workspaces: without room for
         them cuDNN has engines that need less. A larger batch therefore does not fit even by its
-        tensors alone. The search starts with the batch in `key`.
+        tensors alone.
+
+        Args:
+            key: point; the search starts with its batch.
+            capacity_bytes: memory of the device.
         """
         limit, trials = capacity_bytes - CONTEXT_BYTES, []
         batch: int | None = key.batch_size
@@ -227,26 +254,30 @@ class MemoryTrace:
 
 
 def forked_trace(plan: config.Plan) -> Forked:
-    """Start a process that traces the plan's memory. Call this before the device starts.
+    """Start a process that traces the plan's memory, before the device starts.
 
     If the parent process has used autograd on a device, a forked process cannot compute gradients.
-    Calls take a key and return its peak in bytes. With a memory capacity as second argument they
-    return the largest batch that fits.
+
+    Returns:
+        A function of a point's key that returns its peak in bytes. With a memory capacity in bytes
+        as second argument it returns the largest batch that fits. It raises `Unsupported` if the
+        model cannot be traced, and `Ended` if the process has died.
     """
-    made: list[MemoryTrace] = []
+    traces: list[MemoryTrace] = []
 
     def answer(key: Key, capacity_bytes: int | None = None) -> int | None:
-        trace = made[0] if made else MemoryTrace(plan)
-        made[:] = [trace]
+        """Answer a question in the forked process."""
+        if not traces:  # the model is loaded for the first question
+            traces.append(MemoryTrace(plan))
         if capacity_bytes is None:
-            return trace.needed_bytes(key)
-        return trace.largest_batch(key, capacity_bytes)
+            return traces[0].needed_bytes(key)
+        return traces[0].largest_batch(key, capacity_bytes)
 
     return Forked(answer)
 
 
 class MemoryGuard:
-    """Prediction of points that exceed a device's memory.
+    """Predicts which points exceed a device's memory, for `sweep.skip_oom=true`.
 
     A trace takes seconds, so a point is not traced if a larger point has already succeeded.
 
@@ -259,8 +290,13 @@ class MemoryGuard:
         self._trace, self._limit = trace, capacity_bytes - LEAST_CONTEXT_BYTES
 
     def refuse(self, key: Key, results: Iterable[Point]) -> Point | None:
-        """Return a result for a point that would run out of memory; None if not, or if unknown."""
-        if any(one.status is Status.OK and _is_at_least(one.key, key) for one in results):
+        """Return a result for a point that would run out of memory; None if not, or if unknown.
+
+        Args:
+            key: point to measure next.
+            results: points with a result.
+        """
+        if any(point.status is Status.OK and _is_at_least(point.key, key) for point in results):
             return None
         try:
             peak = self._trace(key)
@@ -274,6 +310,7 @@ class MemoryGuard:
 
 
 def _is_at_least(key: Key, other: Key) -> bool:
+    """Return whether `key` has no smaller inputs or batch than `other`, in the same phase."""
     same = (key.phase, key.precision) == (other.phase, other.precision)
     return (
         same
@@ -284,12 +321,13 @@ def _is_at_least(key: Key, other: Key) -> bool:
 
 @contextmanager
 def _prepared(mode: Any, session: Any, batches: Any, key: Key) -> Iterator[Any]:
+    """Yield the mode's step for a point, which is active inside the `with` block."""
     step = mode.prepare(session=session, batches=batches, batch_size=key.batch_size)
     with step.active():
         yield step
 
 
-def _traced(precision: Precision) -> Precision:
+def _traceable(precision: Precision) -> Precision:
     """Return a precision that needs the same memory, and can be traced on the host without values.
 
     Autocast to float16 becomes bfloat16, since loss scaling compares a value with infinity. TF32

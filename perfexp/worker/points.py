@@ -1,4 +1,10 @@
-"""Measuring a plan's points in turn. Each result is appended to points.jsonl at once."""
+"""Measuring a plan's points in turn. Each result is appended to points.jsonl at once.
+
+A point is one measurement: phase, input size, batch size, precision and replicate (its `Key`).
+Points that have a result already are skipped, so a worker continues where another one ended. Timed
+points come from `measure_points`, the layers of a point from `dissect_points`, and trials of the
+largest batch from `try_batch`.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +52,10 @@ _CLOCK = time.perf_counter_ns
 _HARMLESS = ("multiprocessing.popen_fork", "subprocess")
 #: Whether this process has begun a point.
 _has_begun: list[bool] = []
-#: Time from process start to first point, until that point has been appended.
+#: Seconds from process start to first point, until that point has been appended; then empty.
 _start_seconds: list[float] = []
-#: Names of the modules that have forked this process since the point in progress began.
+#: Names of the modules that have forked this process since the point in progress began: two
+#: processes cannot share a measurement.
 _forks: list[str] = []
 #: Limit on unusable files that the console lists.
 _SHOWN_PROBLEMS = 20
@@ -58,6 +65,12 @@ def measure_points(
     procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events
 ) -> bool:
     """Measure a replicate's timed points that have no result yet.
+
+    A replicate is one of the processes that repeat the plan's points. Points that are bound to fail
+    are not measured but get a predicted failure.
+
+    Args:
+        replicate: number of this process; the first also measures idle power and ceilings.
 
     Returns:
         Whether all of them were tried. If not, this process lost its device, or its ranks are out
@@ -74,10 +87,10 @@ def measure_points(
     procedure.anchors = sweep.anchors(
         list(dict.fromkeys((key.input_size, key.batch_size) for key in keys))
     )
-    while left := _missing(
-        plan.timed_keys(earlier := read_points(paths.points)), paths, replicate
-    ):  # results may add points
+    # results may add points: a sparse sweep chooses its next size, a failed batch is halved
+    while left := _missing(plan.timed_keys(earlier := read_points(paths.points)), paths, replicate):
         order = sweep.order(left, replicate, plan.seed)
+        # trainings first if their weights are used for inference
         for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
             begin(key, emit)
             results, predicted = read_points(paths.points), None
@@ -88,21 +101,27 @@ def measure_points(
             if guard is not None:
                 predicted = predicted or guard.refuse(key, results)
             point = predicted or procedure.measure(key)
+            # a point that was added after a larger batch ran out of memory names that batch
             if key not in keys and (before := sweep.shrunk(results).get(key)):
                 point.facts["shrunk_from"] = before
             if plan.seeks_batch and (trials := trials_of(key, earlier)):
                 add_trials(point, trials)
             append(point, paths, emit)
-            out_of_step = (
-                procedure.group.size > 1 and predicted is None and point.status is not Status.OK
+            was_measured = predicted is None
+            # after an error the ranks may be waiting in different calls
+            is_out_of_step = (
+                procedure.group.size > 1 and was_measured and point.status is not Status.OK
             )
-            if out_of_step or procedure.device.is_lost():
+            if is_out_of_step or procedure.device.is_lost():
                 return False
     return True
 
 
 def _without_training(key: Key, results: Iterable[Point]) -> Point | None:
-    """Return a failure for an inference that lacks weights because its training failed."""
+    """Return a failure for an inference that lacks weights because its training failed.
+
+    None if it can be measured.
+    """
     has_failed = any(
         point.key.phase == "train" and point.status is not Status.OK for point in results
     )
@@ -128,11 +147,13 @@ def _report_problems(data: Data, emit: Events) -> None:
 def dissect_points(
     procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events
 ) -> None:
-    """Measure the layers of timed points, as separate points."""
-    from perfexp.measuring.layers_pass import (
-        dissect,
-        not_tried,
-    )  # imports the layers, which timing does not need
+    """Measure the layers of timed points, as separate points, in a process after the timing.
+
+    A point that has no layer times, because its own measurement failed, is appended as such. Stops
+    early if the device is lost.
+    """
+    # imports the layers, which timing does not need
+    from perfexp.measuring.layers_pass import dissect, not_tried
 
     timed_points = {point.key: point for point in read_points(paths.points)}
     is_first = True
@@ -150,14 +171,13 @@ def dissect_points(
 
 
 def _memory_guard(procedure: Procedure, plan: config.Plan) -> MemoryGuard:
-    """Return the guard against points that exceed the memory.
+    """Return the guard that skips a point if its traced peak exceeds the device's memory.
 
     Raises:
         UserError: the memory size is unknown, or several ranks take part.
     """
-    from perfexp.worker.peak_memory import (
-        MemoryGuard,
-    )  # imports torch's stand-ins, which other sweeps do not need
+    # imports torch's stand-ins, which other sweeps do not need
+    from perfexp.worker.peak_memory import MemoryGuard
 
     facts = {**(plan.gpu.get("facts") or {}), **procedure.device.facts()}
     if not facts.get("memory_bytes"):
@@ -170,18 +190,20 @@ def _memory_guard(procedure: Procedure, plan: config.Plan) -> MemoryGuard:
 
 
 def _missing(keys: list[Key], paths: RunPaths, replicate: int) -> list[Key]:
-    known = [
-        key for key in missing(keys, paths.points) if key.batch_size != LARGEST
-    ]  # others wait for trials
-    return [key for key in known if key.replicate == replicate]
+    """Return this replicate's keys without a result, except those that wait for a batch search."""
+    return [
+        key
+        for key in missing(keys, paths.points)
+        if key.batch_size != LARGEST and key.replicate == replicate
+    ]
 
 
 def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
+    """Measure the device's ceilings by name, in FLOP/s or bytes/s; empty if that fails."""
     emit.block("ceilings")
     try:
-        from perfexp.measuring.probes.ceilings import (
-            ceilings,  # imports torch, which a scripted device does not need
-        )
+        # imports torch, which a scripted device does not need
+        from perfexp.measuring.probes.ceilings import ceilings
 
         return ceilings(procedure.device, procedure.session.formats)
     except Exception:  # the points' own times do not depend on ceilings
@@ -192,14 +214,16 @@ def _ceilings(procedure: Procedure, emit: Events) -> dict[str, float]:
 def try_batch(
     procedure: Procedure, plan: config.Plan, paths: RunPaths, _replicate: int, emit: Events
 ) -> None:
-    """Try the next batch size and append the result.
+    """Try the next batch size of a search for the largest (`batch_size=max`); append the result.
+
+    The parent starts a fresh process for each trial, because running out of memory may leave a
+    process unusable.
 
     Raises:
         UserError: the device's memory has no limit.
     """
-    from perfexp.measuring.memory_search import (
-        try_calls,
-    )  # imports the probes, which a cold start does not need
+    # imports the probes, which a cold start does not need
+    from perfexp.measuring.memory_search import try_calls
 
     device = procedure.device
     capacity = device.facts().get("memory_bytes")
@@ -211,10 +235,9 @@ def try_batch(
     key = tried_key(plan.trial_keys(read_points(paths.points))[0])
     if key.batch_size == LARGEST:
         emit.block("tracing the memory for the first batch to try")
-        key = msgspec.structs.replace(key, batch_size=_traced(procedure, key, int(capacity)))
-    procedure.trained_weights = (
-        None  # training follows the trials, and its weights take the same memory
-    )
+        key = msgspec.structs.replace(key, batch_size=_first_batch(procedure, key, int(capacity)))
+    # training follows the trials, and its weights take the same memory
+    procedure.trained_weights = None
     begin(trial_key(key), emit)
     point = try_calls(procedure, key)
     point.key, point.facts["capacity_bytes"] = trial_key(key), capacity
@@ -222,24 +245,21 @@ def try_batch(
     emit.block(f"{key}: {_outcome(point)}", is_result=True)
 
 
-def _traced(procedure: Procedure, key: Key, capacity_bytes: int) -> int:
-    """Return the largest batch that fits by its traced peak, which saves trials.
+def _first_batch(procedure: Procedure, key: Key, capacity_bytes: int) -> int:
+    """Return the largest batch that fits by its traced peak: starting there saves trials.
 
     If the model cannot be traced, return a small batch.
     """
     assert procedure.memory_trace is not None
+    smallest = msgspec.structs.replace(key, batch_size=SMALLEST)
     try:
-        return (
-            procedure.memory_trace(
-                msgspec.structs.replace(key, batch_size=SMALLEST), capacity_bytes
-            )
-            or 1
-        )
+        return procedure.memory_trace(smallest, capacity_bytes) or 1
     except (UserError, Unsupported, Ended):
         return SMALLEST
 
 
 def _outcome(point: Point) -> str:
+    """Describe a trial's outcome for the console, for example `fits, peak 12 GB`."""
     if point.status is not Status.OK:
         return point.status.value
     used = point.metric(PEAK_MEMORY)
@@ -249,13 +269,14 @@ def _outcome(point: Point) -> str:
 
 
 def add_trials(point: Point, trials: Sequence[dict[str, Any]]) -> None:
-    """Add a batch search's trials to a timed point.
+    """Add a batch search's trials to the timed point with the largest batch.
 
-    It gets the trials as facts, their number, and the smallest batch that failed.
+    It gets the trials as facts, their number, and the smallest batch that failed. If larger batches
+    remain untried, it gets a diagnostic.
     """
     point.facts[TRIALS] = list(trials)
     _, fails = bracket(outcomes(trials))
-    failed = next((one for one in trials if one["batch_size"] == fails), None)
+    failed = next((trial for trial in trials if trial["batch_size"] == fails), None)
     reason = None if failed else f"not reached in {len(trials)} trials"
     point.metrics += [
         Metric.of(TRIED_BATCHES, len(trials)),
@@ -280,10 +301,10 @@ def begin(key: Key, emit: Events) -> None:
 
 
 def append(point: Point, paths: RunPaths, emit: Events) -> None:
-    """Append a finished point to points.jsonl.
+    """Append a finished point to points.jsonl and report it to the parent.
 
-    A point becomes failed if its code forked this process or replaced the clock. A forked copy of
-    this process ends here.
+    A point becomes failed if its code forked this process or replaced the clock, since its times
+    are wrong then. A forked copy of this process ends here.
     """
     emit.end_copy()
     if fork_server.process_start is not None:
@@ -297,26 +318,28 @@ def append(point: Point, paths: RunPaths, emit: Events) -> None:
             "share"
         )
     elif point.status is Status.OK and (time.perf_counter_ns is not _CLOCK or _took_no_time(point)):
-        point.status, point.error = (
-            Status.FAILED,
-            "the clock stands still, or was replaced by the measured code",
-        )
+        point.status = Status.FAILED
+        point.error = "the clock stands still, or was replaced by the measured code"
     append_line(paths.points, point_to_line(point))
     emit.done(point.key, point.status.value)
 
 
 def _age_seconds() -> float:
-    """Return the time since this process was started or forked, to a kernel tick; 0 if unknown."""
+    """Return the seconds since this process was started or forked, to a kernel tick.
+
+    They are 0 if unknown, without Linux's /proc.
+    """
     try:
+        # starttime in proc(5), in ticks since the system was booted
         ticks = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
-        return max(
-            time.clock_gettime(time.CLOCK_BOOTTIME) - int(ticks) / os.sysconf("SC_CLK_TCK"), 0.0
-        )
+        started = int(ticks) / os.sysconf("SC_CLK_TCK")
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started, 0.0)
     except (OSError, AttributeError, ValueError, IndexError):
         return 0.0
 
 
 def _took_no_time(point: Point) -> bool:
+    """Return whether a series consists of zeros: the measured code has stopped the clock."""
     return any(
         not any(series.samples)
         for series in point.series
@@ -324,11 +347,12 @@ def _took_no_time(point: Point) -> bool:
     )
 
 
-def _forked() -> None:
+def _note_fork() -> None:
+    """Note which module has forked this process; Python calls this in the parent after a fork."""
     caller = str(sys._getframe(1).f_globals.get("__name__"))
     if caller not in _HARMLESS:
         _forks.append(caller)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_parent=_forked)
+    os.register_at_fork(after_in_parent=_note_fork)

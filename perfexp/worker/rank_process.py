@@ -1,4 +1,9 @@
-"""Rank process: a member of a group that measures together. Rank 0 writes the record."""
+"""Rank process: one of several processes with a device each that measure together.
+
+Rank 0 leads: it decides which call comes next and writes all results; the others follow its control
+messages and make the same calls. torch's elastic launcher (`measuring/ranks/start`) starts the
+ranks of a host, and the exit codes here are for it.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +47,12 @@ _MOST_BYTES = 700
 def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int:
     """Run the rank that torch's launcher set in the environment.
 
+    Args:
+        directory: the run's folder.
+        plan_sha256: hash of plan.yaml.
+        replicate: number of the process group, among those that repeat the points.
+        folder: folder of the pipes between this host's ranks.
+
     Returns:
         An exit code for `perfexp.measuring.ranks.start`.
     """
@@ -58,9 +69,10 @@ def main(directory: Path, plan_sha256: str, replicate: int, folder: Path) -> int
 
 
 def _lead(bench: Workbench, replicate: int, place: Place) -> int:
+    """Measure as rank 0 and return the exit code: 0, `RANK_LOST`, `OUT_OF_STEP`, or an error's."""
     leader = Leader(place)
     try:
-        is_finished = _measure(bench, replicate, place, leader)
+        is_finished = _measure_as_leader(bench, replicate, place, leader)
     except RankLost:
         return start.RANK_LOST
     except Exception as error:
@@ -75,7 +87,12 @@ def _lead(bench: Workbench, replicate: int, place: Place) -> int:
     return start.OUT_OF_STEP
 
 
-def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> bool:
+def _measure_as_leader(bench: Workbench, replicate: int, place: Place, leader: Leader) -> bool:
+    """Reserve this host's devices, form the group, and measure the replicate's points.
+
+    Returns:
+        Whether all points were tried; see `measure_points`.
+    """
     bench.emit.block("loading")
     devices = _devices(bench.plan, place.per_host)
     bench.device = devices[0]
@@ -87,14 +104,14 @@ def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> 
         leader.begin()
         member, shared = _join(bench, place)
         with bench.procedure() as procedure:
-            reports = member.group.gather(_report(bench, place))
+            reports = member.group.gather(_describe_rank(bench, place))
             facts = {
                 "devices": [report["device"] for report in reports],
                 **shared,
-                **_of_hosts(reports),
+                **_host_facts(reports),
             }
-            doubts = _of_all([report["doubts"] for report in reports], facts["devices"])
-            doubts += _unlike([report["host"] for report in reports])
+            doubts = _rank_diagnostics([report["doubts"] for report in reports], facts["devices"])
+            doubts += _host_differences([report["host"] for report in reports])
             bench.write_environment(doubts, ranks=facts)
             procedure.group = leader
             if bench.plan.probes.energy:
@@ -110,6 +127,11 @@ def _measure(bench: Workbench, replicate: int, place: Place, leader: Leader) -> 
 
 
 def _follow(bench: Workbench, place: Place) -> int:
+    """Follow rank 0's control messages until it ends; return the exit code, 1 after an error.
+
+    An error goes to torch's launcher through the launcher's error file. On another host than rank
+    0's, the first rank reserves the devices of that host.
+    """
     follower, has_device = Follower(place), False
     try:
         devices: Sequence[Device] = []
@@ -123,14 +145,14 @@ def _follow(bench: Workbench, place: Place) -> int:
                 follower.answer_reserved()
             if not follower.wait():
                 return 0
-            bench.device = config.build(_node(bench.plan, place.local))
+            bench.device = config.build(_device_node(bench.plan, place.local))
             has_device = True
             bench.open_data()
             member, _ = _join(bench, place)
             with bench.procedure() as procedure:
                 procedure.seed += place.number
-                member.group.gather(_report(bench, place))
-                follower.follow(lambda key: _point(procedure, key), member)
+                member.group.gather(_describe_rank(bench, place))
+                follower.follow(lambda key: _prepared_point(procedure, key), member)
                 member.group.barrier()
     except Exception as error:
         traceback.print_exc()
@@ -149,14 +171,16 @@ def _follow(bench: Workbench, place: Place) -> int:
 
 
 def _join(bench: Workbench, place: Place) -> tuple[Member, dict[str, Any]]:
-    """Load the model in the group of all ranks.
+    """Start the device and load the model, both in the group of all ranks.
 
     Returns:
         The group member, and facts about how the ranks share work.
+
+    Raises:
+        UserError: the model cannot be trained by several ranks.
     """
-    from perfexp.measuring.ranks.group import (
-        TorchGroup,  # imports torch, which the workbench loads with the model
-    )
+    # imports torch, which the workbench loads with the model
+    from perfexp.measuring.ranks.group import TorchGroup
 
     plan = bench.plan
     bench.device.start()
@@ -174,14 +198,15 @@ def _join(bench: Workbench, place: Place) -> tuple[Member, dict[str, Any]]:
 
 
 @contextmanager
-def _point(procedure: Procedure, key: Key) -> Iterator[tuple[Step, Callable[[], object]]]:
+def _prepared_point(procedure: Procedure, key: Key) -> Iterator[tuple[Step, Callable[[], object]]]:
+    """Yield a follower's step for a point, and the function that makes its first call."""
     with procedure.step(key) as (step, batches):
         yield step, lambda: procedure.first_forward(batches)
 
 
 @contextmanager
 def _reserved(bench: Workbench, devices: Sequence[Device]) -> Iterator[None]:
-    """Keep this user's other perfexp processes off the devices inside the `with` block."""
+    """Reserve the devices inside the `with` block, so that no other perfexp process uses them."""
     with ExitStack() as stack:
         for device in _distinct(devices):
             stack.enter_context(bench.reserved(device))
@@ -189,9 +214,12 @@ def _reserved(bench: Workbench, devices: Sequence[Device]) -> Iterator[None]:
 
 
 def _devices(plan: config.Plan, size: int) -> list[Device]:
-    """Build the devices for this host's ranks, starting with the plan's device.
+    """Build the devices for this host's ranks, starting with the plan's device, without using them.
 
     The first rank on a host reserves all its devices.
+
+    Args:
+        size: number of ranks on this host.
 
     Raises:
         UserError: there are not enough devices of the same kind.
@@ -200,7 +228,7 @@ def _devices(plan: config.Plan, size: int) -> list[Device]:
     failure = None
     try:
         for number in range(size):
-            devices.append(config.build(_node(plan, number)))
+            devices.append(config.build(_device_node(plan, number)))
         usable = [device for device in devices if device.kind == devices[0].kind]
     except UserError as error:
         usable, failure = devices, error
@@ -212,7 +240,8 @@ def _devices(plan: config.Plan, size: int) -> list[Device]:
     raise UserError(f"{wanted}; here: {here}. {failure or ''}".rstrip()) from failure
 
 
-def _node(plan: config.Plan, number: int) -> dict[str, Any]:
+def _device_node(plan: config.Plan, number: int) -> dict[str, Any]:
+    """Return the plan's device configuration for a rank, by its number on the host."""
     return {**plan.gpu, "index": int(plan.gpu.get("index", 0)) + number}
 
 
@@ -225,10 +254,11 @@ def _distinct(devices: Sequence[Device]) -> list[Device]:
     return [by_name[name] for name in sorted(by_name)]
 
 
-def _report(bench: Workbench, place: Place) -> dict[str, Any]:
-    """Return a rank's device and diagnostics.
+def _describe_rank(bench: Workbench, place: Place) -> dict[str, Any]:
+    """Return this rank's device and diagnostics, which rank 0 gathers from all ranks.
 
-    With several hosts, the first rank on each host also returns its environment.
+    With several hosts, the first rank on each host also returns its environment as `host`; it is
+    None for all other ranks.
     """
     device = bench.device
     report: dict[str, Any] = {
@@ -242,8 +272,12 @@ def _report(bench: Workbench, place: Place) -> dict[str, Any]:
     return {**report, "doubts": doubts}
 
 
-def _of_hosts(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the facts that can differ between hosts; empty for a single host."""
+def _host_facts(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the facts that can differ between hosts, as `hosts`; empty for a single host.
+
+    Args:
+        reports: each rank's `_describe_rank`.
+    """
     hosts = []
     for report in reports:
         if facts := report["host"]:
@@ -256,8 +290,12 @@ def _of_hosts(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"hosts": hosts}
 
 
-def _unlike(hosts: Sequence[dict[str, Any] | None]) -> list[Diagnostic]:
-    """Return a diagnostic if hosts differ in software or hardware from the first host."""
+def _host_differences(hosts: Sequence[dict[str, Any] | None]) -> list[Diagnostic]:
+    """Return a diagnostic if hosts differ in software or hardware from the first host.
+
+    Args:
+        hosts: each rank's environment; None for ranks that are not the first on their host.
+    """
     first, *others = list(filter(None, hosts)) or [{}]
     changes = [
         f"{name}: {old} and {new} on {facts['host']}"
@@ -276,10 +314,20 @@ def _unlike(hosts: Sequence[dict[str, Any] | None]) -> list[Diagnostic]:
     ]
 
 
-def _of_all(of_devices: list[list[Diagnostic]], devices: list[dict[str, str]]) -> list[Diagnostic]:
+def _rank_diagnostics(
+    of_ranks: list[list[Diagnostic]], devices: list[dict[str, str]]
+) -> list[Diagnostic]:
+    """Return the other ranks' diagnostics, with their rank, and one if device models differ.
+
+    The workbench adds rank 0's own diagnostics.
+
+    Args:
+        of_ranks: each rank's diagnostics.
+        devices: each rank's device, with its `name`.
+    """
     of_others = [
         msgspec.structs.replace(item, message=f"rank {number}: {item.message}")
-        for number, of_rank in enumerate(of_devices)
+        for number, of_rank in enumerate(of_ranks)
         for item in of_rank
         if number
     ]

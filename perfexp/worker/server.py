@@ -1,6 +1,8 @@
 """Fork server: imports workers' modules once, then forks each worker in place of a new interpreter.
 
-It never initializes a device and starts no threads, since neither survives a fork.
+A forked worker starts in about a second, because torch is imported already. The client is the
+parent process of a run (`host/fork_server`), which starts this program and sends requests through a
+socket. The server never initializes a device and starts no threads, since neither survives a fork.
 """
 
 from __future__ import annotations
@@ -34,11 +36,16 @@ from perfexp.statistics import distributions
 
 #: Device files that drivers open on initialization.
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+#: Limit on a request.
 _MOST_BYTES = 1 << 20
 
 
 class Server:
     """Server for a single client, until the client has ended.
+
+    A request names modules to import and, for a worker, the module to run with its arguments and
+    folder. It brings three file descriptors: log, events and exit status. The answer is a process
+    id with a pidfd, or a refusal with its reason; the client then starts a new interpreter instead.
 
     Args:
         connection: socket to the client. Requests and answers are JSON, with file descriptors
@@ -49,20 +56,18 @@ class Server:
         self._connection = connection
         # this starts OpenBLAS threads, like numpy does; a forked process starts its own
         distributions.preload()
-        with suppress(
-            AttributeError, OSError
-        ):  # a Python built for an old glibc, too many open files
+        # fails with a Python built for an old glibc, and with too many open files
+        with suppress(AttributeError, OSError):
             fork_server.weights_file = os.memfd_create("random weights")
-        self._children: dict[
-            int, tuple[int, int]
-        ] = {}  # process and pipe for its status, by its pidfd
-        # sitecustomize may have started a debugger or a tracer
-        self._spoilt = (
-            "this process has further threads" if threading.active_count() > 1 else self._opened()
-        )
+        #: For each forked worker, by its pidfd: process id, and the pipe for its exit status.
+        self._children: dict[int, tuple[int, int]] = {}
+        #: Why this process can no longer fork workers; None while it can.
+        self._spoilt = self._opened_device()
+        if threading.active_count() > 1:  # sitecustomize may have started a debugger or a tracer
+            self._spoilt = "this process has further threads"
 
     def serve(self) -> None:
-        """Answer requests until the client has ended."""
+        """Answer requests and report the exit of workers, until the client has ended."""
         while True:
             ready = select.select([self._connection.fileno(), *self._children], [], [])[0]
             for ended in self._children.keys() & set(ready):
@@ -77,27 +82,27 @@ class Server:
                     self._answer(request, descriptors, self._spoilt or failure)
 
     def _import(self, names: Sequence[str]) -> str | None:
-        """Import modules; return the reason if an import fails.
+        """Import modules; return the reason if an import fails, otherwise None.
 
         A module that starts threads or opens a device makes this process unusable for forks.
         """
         for name in names:
             if name in sys.modules:
                 continue
-            before = _threads()
+            before = _num_threads()
             try:
                 importlib.import_module(name)
             except BaseException as error:  # SystemExit, too
                 return f"{name} cannot be imported: {error}"
             if self._spoilt is None:
-                started = _threads() - before
-                self._spoilt = (
-                    f"{name} starts threads ({started})" if started > 0 else self._opened()
-                )
+                started = _num_threads() - before
+                self._spoilt = self._opened_device()
+                if started > 0:
+                    self._spoilt = f"{name} starts threads ({started})"
         return None
 
     @staticmethod
-    def _opened() -> str | None:
+    def _opened_device() -> str | None:
         """Return a text that names a device opened by an imported module; None without one."""
         for link in Path("/proc/self/fd").iterdir():
             with suppress(OSError):  # the listing's own descriptor is closed by now
@@ -106,7 +111,14 @@ class Server:
         return None
 
     def _answer(self, request: dict[str, Any], descriptors: list[int], refusal: str | None) -> None:
-        """Fork a process and send its process id and pidfd, or the reason for a failure."""
+        """Fork a worker and send its process id and pidfd, or the reason for a failure.
+
+        Args:
+            request: module to run, its arguments and folder.
+            descriptors: log, events and exit status of the worker; fewer if this process has too
+                many open files.
+            refusal: why this process cannot fork; None if it can.
+        """
         answer: dict[str, Any] = {"refusal": refusal or "too many open files"}
         opened: list[int] = []
         if refusal is None and len(descriptors) == 3:
@@ -114,9 +126,8 @@ class Server:
             gc.freeze()  # otherwise a collection in the new process would copy every page
             resident, parent = _resident_bytes(), os.getpid()
             log, events, status = descriptors
-            with warnings.catch_warnings(
-                action="ignore", category=DeprecationWarning
-            ):  # the warning is about OpenBLAS threads
+            # the warning is about OpenBLAS threads
+            with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
                 process = os.fork()
             if process == 0:
                 self._become(request, log, events, status, resident, parent)
@@ -130,7 +141,7 @@ class Server:
                 answer = {"refusal": str(error)}
                 while opened:
                     os.close(opened.pop())
-        _send(self._connection, answer, opened)
+        socket.send_fds(self._connection, [json.dumps(answer).encode()], opened)
         for descriptor in descriptors:
             os.close(descriptor)
 
@@ -143,36 +154,41 @@ class Server:
         resident: int,
         parent: int,
     ) -> None:
-        """Run a module in this process as `python -m` does, then exit."""
+        """Turn this forked copy into a worker: run the module as `python -m` does, then exit.
+
+        Args:
+            request: module to run, its arguments and folder.
+            log: descriptor for standard output and error.
+            events: descriptor for messages to the client.
+            status: pipe on which the worker reports that it runs; the server writes its exit code.
+            resident: resident bytes of the server before the fork.
+            parent: process id of the server.
+        """
         code = 1
         try:
             os.setsid()
             lifeline.die_with(parent)
             for stream in (1, 2):
                 os.dup2(log, stream)
-            others = (
+            of_others = (
                 descriptor
-                for child, (_, end) in self._children.items()
-                for descriptor in (child, end)
+                for pidfd, (_, pipe) in self._children.items()
+                for descriptor in (pidfd, pipe)
             )
-            for descriptor in (self._connection.detach(), log, *others):
+            for descriptor in (self._connection.detach(), log, *of_others):
                 os.close(descriptor)
             os.chdir(request["folder"])
             np.random.seed()  # forked processes would share the random numbers of their server
             if (torch := sys.modules.get("torch")) is not None:
                 torch.default_generator.seed()
-            fork_server.process_start, fork_server.uncounted_bytes = (
-                "forked",
-                resident - _resident_bytes(),
-            )
+            fork_server.process_start = "forked"
+            fork_server.uncounted_bytes = resident - _resident_bytes()
             os.write(status, READY)
             os.close(status)
             module = request["module"]
             arguments = [*request["arguments"], f"--events-fd={events}", f"--parent={parent}"]
-            sys.argv, sys.orig_argv = (
-                [module, *arguments],
-                [sys.executable, "-m", module, *arguments],
-            )
+            sys.argv = [module, *arguments]
+            sys.orig_argv = [sys.executable, "-m", module, *arguments]
             sys.modules.pop(module, None)  # it is run as __main__, as in a new interpreter
             runpy.run_module(module, run_name="__main__", alter_sys=True)
             code = 0
@@ -190,25 +206,24 @@ class Server:
             finally:
                 os._exit(code)
 
-    def _reap(self, child: int) -> None:
-        process, status = self._children.pop(child)
+    def _reap(self, pidfd: int) -> None:
+        """Send the exit code of an ended worker through its status pipe and forget the worker."""
+        process, status = self._children.pop(pidfd)
         code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         with suppress(BrokenPipeError):  # the client does not wait for it any more
             os.write(status, struct.pack(STATUS, code))
         os.close(status)
-        os.close(child)
+        os.close(pidfd)
 
 
-def _threads() -> int:
+def _num_threads() -> int:
+    """Return this process's number of threads, including threads of libraries."""
     return len(list(Path("/proc/self/task").iterdir()))
 
 
 def _resident_bytes() -> int:
+    """Return the memory of this process in bytes, to tell a worker's own from its server's."""
     return int(psutil.Process().memory_info().rss)
-
-
-def _send(connection: socket.socket, answer: dict[str, Any], descriptors: Sequence[int]) -> None:
-    socket.send_fds(connection, [json.dumps(answer).encode()], descriptors)
 
 
 def main() -> None:

@@ -1,4 +1,8 @@
-"""Workbench: a worker's device, data, model and measuring procedure, built from its plan."""
+"""Workbench: a worker's device, data, model and measuring procedure, built from its plan.
+
+It also keeps other processes off the device while the worker measures, and writes the run's
+environment file: facts about host, job and device, and diagnostics about them.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +43,27 @@ if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
     from perfexp.models import Session
 
-#: Interval between reports on who holds the device.
+#: Interval between reports on which process holds the device.
 _REPORT_SECONDS = 60.0
 
 
 class Workbench:
     """Everything that a worker measures with.
 
-    `opened` takes all steps in order. A cold start times each step, and several ranks share some.
+    `opened` takes all steps in order, for a worker with one device. A cold start times each step by
+    itself, and ranks have the group's steps in between.
 
     Args:
+        paths: files of the run.
+        emit: sends progress to the parent process.
         live: returns the caller's own model in the caller's process; None to build the plan's
             model.
+
+    Attributes:
+        device: set by `find_device`.
+        data: source of the inputs; set by `open_data`.
+        session: the model, loaded on the device; set by `load_model`.
+        turn: context of a turn on the host, which runs of a sweep share; see `sharing_host`.
     """
 
     device: Device
@@ -69,7 +82,10 @@ class Workbench:
 
     @contextmanager
     def sharing_host(self) -> Iterator[None]:
-        """Take turns with a sweep's other runs inside the `with` block, if the plan sets that."""
+        """Take turns with a sweep's other runs inside the `with` block, if the plan sets that.
+
+        Runs on several devices of one host would otherwise disturb each other's timing on the CPU.
+        """
         if self.plan.host_sharing is not plan_fields.HostSharing.turns:
             yield
             return
@@ -108,16 +124,20 @@ class Workbench:
             yield procedure
 
     def _memory_trace(self) -> AbstractContextManager[Callable[..., Any] | None]:
+        """Return a process that traces peak memory, if the plan needs one; see `forked_trace`."""
         if not self.plan.traces_memory:
             return nullcontext()
-        from perfexp.worker.peak_memory import (
-            forked_trace,
-        )  # imports torch's stand-ins, which other plans do not need
+        # imports torch's stand-ins, which other plans do not need
+        from perfexp.worker.peak_memory import forked_trace
 
         return forked_trace(self.plan)
 
     def find_device(self) -> None:
-        """Build the plan's device without starting it."""
+        """Build the plan's device without starting it.
+
+        Raises:
+            UserError: the plan names a GPU by its index, and there is none.
+        """
         self.device = config.build(self.plan.gpu)
         index = self.plan.gpu.get("index")
         if index and self.plan.ranks == 1 and self.device.kind == "cpu":
@@ -127,9 +147,9 @@ class Workbench:
             )
 
     def check(self) -> None:
-        """Check what can be checked without the device, before anything waits for it.
+        """Check what can be checked without the device, before the worker waits for it.
 
-        Open the model on the host only if the algorithm must be able to compute every layer.
+        The model is opened on the host only if the algorithm must be able to compute every layer.
 
         Raises:
             UserError: a setting is wrong.
@@ -159,9 +179,10 @@ class Workbench:
         """
         wait, purpose = self.plan.device_lock is plan_fields.DeviceLock.wait, str(self.paths.root)
         with ExitStack() as stack:
-            with ExitStack() as reporting:
+            with ExitStack() as reporting:  # ends as soon as the lock is taken
 
                 def report(owner: str) -> None:
+                    """Begin to report the owner of the lock; called if there is one."""
                     reporting.enter_context(self._reporting_wait(owner))
 
                 stack.enter_context(
@@ -173,7 +194,11 @@ class Workbench:
 
     @contextmanager
     def _reporting_wait(self, owner: str) -> Iterator[None]:
-        """Report every minute who holds the device: a silent job looks hung."""
+        """Report every minute which process holds the device, in a thread: a silent job looks hung.
+
+        Args:
+            owner: description of that process.
+        """
         acquired = threading.Event()
 
         def report() -> None:
@@ -198,7 +223,11 @@ class Workbench:
             self.session.keep_differentiable()
 
     def _open_model(self, device: Device) -> Session:
-        """Open the plan's model, with as many classes as the data has labels."""
+        """Open the plan's model on a device, with as many classes as the data has labels.
+
+        Raises:
+            UserError: the data or the model cannot be used.
+        """
         from perfexp.data import check  # already imported in a cold start's data lap
 
         check(self.data)
@@ -222,7 +251,7 @@ class Workbench:
         """Check that a training's checkpoint fits, before its first point begins.
 
         Raises:
-            UserError: the checkpoint does not fit.
+            UserError: the checkpoint does not fit the model or the optimizer.
         """
         train = self.plan.mode.train
         if train is not None and train.get("resume_from"):
@@ -281,9 +310,10 @@ class Workbench:
             UserError: the model or the device cannot use it.
         """
         execution = self.plan.execution
-        is_own = execution.attention is Attention.auto
-        # ranks other than the first report nothing, so they would record for ever
-        if is_own and (self.plan.ranks > 1 or "torch" not in sys.modules):
+        is_auto = execution.attention is Attention.auto
+        # `auto` only records which backend runs; ranks other than the first report nothing, so they
+        # would record for ever
+        if is_auto and (self.plan.ranks > 1 or "torch" not in sys.modules):
             return nullcontext()
         from perfexp.convolution import attention  # imports torch
 
@@ -294,19 +324,32 @@ class Workbench:
         return self._checkpoint_path(FINAL_WEIGHTS)
 
     def _report_epoch(self, text: str, point: Point) -> None:
+        """Send a finished epoch to the parent, which shows it and logs it while training runs.
+
+        Args:
+            text: line for the console.
+            point: the training's point; only its last epoch is sent.
+        """
         last = msgspec.structs.replace(
             point, series=[], metrics=[], facts={}, doubts=[], epochs=point.epochs[-1:]
         )
         self.emit.block(text, is_result=True, training=msgspec.to_builtins(last))
 
     def _checkpoint(self, name: str) -> Path:
-        """Return a checkpoint path in an existing folder, after adding it to the manifest."""
+        """Return a checkpoint path in an existing folder, after adding it to the manifest.
+
+        The manifest lists the run's own files, which `perfexp clean` may delete.
+
+        Args:
+            name: kind of checkpoint, for example `best`.
+        """
         path = self._checkpoint_path(name)
         path.parent.mkdir(exist_ok=True)
         self.paths.claim(path)
         return path
 
     def _checkpoint_path(self, name: str) -> Path:
+        """Return the path of a kind of checkpoint; raise an error if its folder is a link."""
         path = self.paths.checkpoint(
             self.plan.model_name, self.plan.choices.get("data", "data"), name
         )
@@ -337,8 +380,8 @@ class Workbench:
         own = [
             *self.device.doubts(),
             *self.session.doubts(),
-            *self._data_doubts(),
-            *self._of_host(facts),
+            *self._data_diagnostics(),
+            *self._host_diagnostics(facts),
             *further,
         ]
         if self._live is not None:
@@ -351,7 +394,8 @@ class Workbench:
         )
         write_atomically(self.paths.environment, content.encode() + b"\n")
 
-    def _data_doubts(self) -> list[Diagnostic]:
+    def _data_diagnostics(self) -> list[Diagnostic]:
+        """Return a diagnostic if data files were unusable; otherwise an empty list."""
         problems = list(getattr(self.data, "problems", ()))
         if not problems:
             return []
@@ -365,16 +409,18 @@ class Workbench:
             )
         ]
 
-    def _of_host(self, facts: Mapping[str, Any]) -> list[Diagnostic]:
+    def _host_diagnostics(self, facts: Mapping[str, Any]) -> list[Diagnostic]:
+        """Return diagnostics if other jobs, or other runs of the sweep, use this host."""
         if self.plan.host_sharing is not plan_fields.HostSharing.together:
             return of_node(facts)
+        # the user chose to measure the sweep's runs at the same time
         shared = diagnostics.make(
             "shared_host", others="other runs of the sweep, on its other devices"
         )
         return [shared, *of_node(facts)]
 
     def require_same_environment(self) -> None:
-        """Check that the folder's points were measured in this environment.
+        """Check that the folder's points were measured in this environment, if it has points.
 
         Raises:
             UserError: the environment has changed.
@@ -382,11 +428,13 @@ class Workbench:
         self._earlier_diagnostics(self.facts())
 
     def facts(self) -> dict[str, Any]:
-        """Return facts about this host, its job and its device."""
+        """Return facts about this host, its job and its device, as JSON values."""
         return {**environment.collect(), "device": self.device.facts()}
 
     def _earlier_diagnostics(self, facts: dict[str, Any]) -> list[Diagnostic]:
         """Return the diagnostics of the folder's earlier points, after comparing the environments.
+
+        They are empty if the folder has no points.
 
         Args:
             facts: this worker's environment.
@@ -418,14 +466,21 @@ class Workbench:
 
 
 def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None] | None:
-    """Return FLOP/s by data type from the device's data sheet; None for a CPU without one."""
+    """Return FLOP/s by data type from the device's data sheet; None for a CPU without one.
+
+    It is empty for a GPU without a data sheet.
+    """
     if device.kind == "cpu":
         return plan.sheet(None)[1].peak_flops_per_second or None
     return plan.sheet(device.name)[1].peak_flops_per_second or {}
 
 
 def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
-    """Return a diagnostic if other jobs use this node's other GPUs or CPUs."""
+    """Return a diagnostic if other SLURM jobs use this node's other GPUs or CPUs.
+
+    Args:
+        facts: environment of a host, with its `job`.
+    """
     others = (facts.get("job") or {}).get("others") or {}
     if not any(others.values()):
         return []
@@ -435,10 +490,10 @@ def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
 
 
 def report_failure(error: Exception, emit: Events) -> int:
-    """Send an event for a worker's error and log its traceback.
+    """Send an event for an error that ends the worker, and log its traceback.
 
     Returns:
-        The worker's exit code.
+        The worker's exit code: the error's own, or 1 for an error that is not perfexp's.
     """
     if isinstance(error, OSError):  # from writing results
         error = disk_error(error)

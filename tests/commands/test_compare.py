@@ -21,7 +21,7 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Key, Metric, Point, Record, Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.report.console import Console
-from perfexp.report.plots import forest
+from perfexp.report.plots import pages
 from perfexp.report.tracking import mlflow_sink
 from perfexp.report.tracking.mlflow_sink import MlflowSink
 from perfexp.report.tracking.store import TrackingFailed
@@ -147,6 +147,7 @@ def test_every_confounder_has_a_test():
     tested = {
         *CONFOUNDERS,
         "cpu",
+        "target",  # tests/records/test_seeds.py
         "device_method",
         "rate_method",
         "process_start",
@@ -603,17 +604,17 @@ def test_the_plot_of_many_pairs_has_the_first_ones_and_says_so(saved):
         for seed, (name, scale) in enumerate((("A", 1.0), ("B", 0.8)))
     ]
     found = judging.compare(sides, judging.Settings())
-    whole = forest.compose(found, found.sides[1])
+    whole = pages.ratio_plot(found, found.sides[1])
     axes = whole.axes[0]
     assert len(axes.get_yticklabels()) == len(found.pairs)
     assert axes.get_xlim()[0] < 0.8 < 1 < axes.get_xlim()[1]
     longer = msgspec.structs.replace(found, pairs=found.pairs * 10)
-    first = forest.compose(longer, longer.sides[1])
+    first = pages.ratio_plot(longer, longer.sides[1])
     shown = len(first.axes[0].get_yticklabels())
     assert shown < len(longer.pairs)
     words = [text.get_text() for text in first.texts]
     assert any(f"{shown} of {len(longer.pairs)}, the table has all" in one for one in words)
-    assert forest.compose(msgspec.structs.replace(found, pairs=()), found.sides[1]) is None
+    assert pages.ratio_plot(msgspec.structs.replace(found, pairs=()), found.sides[1]) is None
 
 
 def test_names_from_a_record_do_not_become_html(saved, tmp_path):

@@ -473,7 +473,9 @@ def test_a_part_that_raises_is_told_and_the_others_are_asked(monkeypatch):
         raise RuntimeError("no driver")
 
     monkeypatch.setattr(
-        answers, "_parts", lambda index: [("boards", refuse), ("mps", lambda: {"available": False})]
+        answers,
+        "_survey_parts",
+        lambda index: [("boards", refuse), ("mps", lambda: {"available": False})],
     )
     told = []
     answers.survey(None, lambda event, **details: told.append((event, details)))

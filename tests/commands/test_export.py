@@ -1,13 +1,16 @@
 """`perfexp export`: which runs it finds, what its tables hold, and its exit codes."""
 
+import json
 import subprocess
 import sys
 
+import jsonschema
 import msgspec
 import pandas as pd
 import pytest
 
 from perfexp import commands
+from perfexp.comparison.measures import repeats
 from perfexp.measuring.layers import Key as LayerKey
 from perfexp.measuring.layers.table import Line, Spread
 from perfexp.records.analysis import Analysis
@@ -427,3 +430,123 @@ def test_an_interrupted_run_is_exported_once_it_is_resumed(tmp_path, capsys):
     (tmp_path / "run" / "details" / "plan.yaml").write_text("command: [model=fake]\n")
     assert commands.run(["export", str(tmp_path / "run")]) == 2
     assert f"perfexp resume={tmp_path / 'run'} measures the rest" in capsys.readouterr().err
+
+
+# Dashboards
+
+#: The example in Bencher's reference, and its JSON Schema, https://bencher.dev/docs/reference/bencher-metric-format.
+BENCHER_EXAMPLE = {
+    "benchmark_name": {
+        "latency": {"value": 88.0, "lower_value": 87.42, "upper_value": 88.88},
+        "throughput": {"value": 5.55, "lower_value": 3.14, "upper_value": 6.30},
+    },
+    "/bin/sh -c ./my_build_script.sh": {"build-time": {"value": 87.0}},
+    "my_binary": {"file-size": {"value": 42.0}},
+}
+METRIC = {
+    "type": "object",
+    "properties": {name: {"type": "number"} for name in ("value", "lower_value", "upper_value")},
+    "required": ["value"],
+}
+BENCHER_SCHEMA = {
+    "type": "object",
+    "patternProperties": {".+": {"type": "object", "patternProperties": {".+": METRIC}}},
+}
+
+
+#: Example entries of https://github.com/benchmark-action/github-action-benchmark, for its tool customSmallerIsBetter.
+ACTION_EXAMPLE = [
+    {"name": "My Custom Smaller Is Better Benchmark - CPU Load", "unit": "Percent", "value": 50},
+    {
+        "name": "My Custom Smaller Is Better Benchmark - Memory Used",
+        "unit": "Megabytes",
+        "value": 100,
+        "range": "3",
+        "extra": "Value for Tooltip: 25\nOptional Num #2: 100\nAnything Else!",
+    },
+]
+ACTION_SCHEMA = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "unit": {"type": "string"},
+            "value": {"type": "number"},
+            "range": {"type": "string"},
+            "extra": {"type": "string"},
+        },
+        "required": ["name", "unit", "value"],
+        "additionalProperties": False,
+    },
+}
+PLACE = "resnet50 · default · fp32 · eager · NVIDIA H200 · inference · 224 · batch 1"
+
+
+@pytest.fixture
+def exported(make_record, leave_run, tmp_path, here):
+    """Export two runs of the same point for a dashboard; the later one counts."""
+
+    def export(form, *options):
+        early = make_record(uid="early", ended="2026-03-01T10:01:00+00:00", sizes=(224, 256))
+        for point in early.points:
+            point.metrics = []
+        leave_run(early, tmp_path / "runs" / "b")
+        leave_run(make_record(uid="late"), tmp_path / "runs" / "a")
+        code = commands.run(["export", str(tmp_path / "runs"), "--format", form, *options])
+        [file] = here.iterdir()
+        return code, json.loads(file.read_text(encoding="utf-8")), file.name
+
+    return export
+
+
+def test_bencher_gets_its_format_with_our_intervals(exported, make_record):
+    code, document, name = exported("bencher")
+    assert (code, name) == (0, "export.json")
+    for one in (BENCHER_EXAMPLE, document):
+        jsonschema.Draft7Validator(BENCHER_SCHEMA).validate(one)
+    assert set(document) == {PLACE, PLACE.replace("224", "256")}
+    figures = repeats(Analysis.of(make_record()))
+    [latency] = [one["latency"].interval for one in figures.values()]
+    found = document[PLACE]["latency"]
+    assert found == pytest.approx(
+        {
+            "value": 1e9 * latency.value,
+            "lower_value": 1e9 * latency.low,
+            "upper_value": 1e9 * latency.high,
+        }
+    )
+    assert document[PLACE]["memory (bytes)"]["value"] > 1e8
+    assert "memory (bytes)" not in document[PLACE.replace("224", "256")]
+    assert {"throughput", "p95 (seconds)"} <= document[PLACE].keys()
+
+
+def test_the_benchmark_action_gets_what_is_better_if_lower(exported):
+    code, entries, name = exported("github-action-benchmark", "--out", "figures.json")
+    assert (code, name) == (0, "figures.json")
+    for one in (ACTION_EXAMPLE, entries):
+        jsonschema.Draft7Validator(ACTION_SCHEMA).validate(one)
+    by_name = {one["name"]: one for one in entries}
+    assert len(by_name) == len(entries)
+    memory = by_name[f"{PLACE} · memory"]
+    assert memory["unit"] == "bytes" and memory["value"] > 1e8
+    latency = by_name[f"{PLACE} · latency"]
+    assert latency["unit"] == "seconds"
+    assert 0 < float(latency["range"].removeprefix("± ")) < latency["value"]
+    assert latency["extra"] == "processes: 1"
+    assert not [name for name in by_name if "throughput" in name or "accuracy" in name]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--out", "t.csv"], "the suffix is .json, or none; not .csv"),
+        (["--samples"], "takes neither --samples nor --layers"),
+        (["--layers"], "takes neither --samples nor --layers"),
+    ],
+)
+def test_a_dashboard_takes_no_tables(options, reason, make_record, leave_run, tmp_path, capsys):
+    run = str(leave_run(make_record(), tmp_path / "run"))
+    assert commands.run(["export", run, "--format", "bencher", *options]) == 2
+    assert reason in capsys.readouterr().err

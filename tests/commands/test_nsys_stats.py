@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfexp import commands
-from perfexp.measuring.profilers.projection import project
+from perfexp.measuring.profilers.nsys import project
 
 _PROFILERS = Path(__file__).parent.parent / "measuring" / "profilers"
 

@@ -15,7 +15,7 @@ from perfexp.records.record import Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
 from perfexp.report.console import Console
 from perfexp.report.plots import sweep_plots
-from perfexp.report.tracking import descriptions, figures
+from perfexp.report.tracking import descriptions
 from tests.support.verdicts import record
 
 PROCESSES = [0.999, 1.0, 1.001]
@@ -302,7 +302,7 @@ def test_runs_differing_only_in_points_are_compared_per_point():
     for text in (out.getvalue(), descriptions.of_sweep(SweepAnalysis.of(sweep, records))):
         assert "device / model=a" in text
         assert "has no time" not in text
-    assert figures.winner(SweepAnalysis.of(sweep, records)) == {
+    assert descriptions.winner_tags(SweepAnalysis.of(sweep, records)) == {
         "perfexp.best": "b (batch 1) | a (batch 8, batch 64)",
         "perfexp.best_by": "device/p50_ms",
         "perfexp.best_ties": "b (batch 8)",
@@ -324,7 +324,7 @@ def test_a_sweep_over_points_alone_has_no_ratios():
     assert (
         sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records)) == sweep_verdicts.SweepVerdicts()
     )
-    assert figures.winner(SweepAnalysis.of(sweep, records)) == {}
+    assert descriptions.winner_tags(SweepAnalysis.of(sweep, records)) == {}
 
 
 def test_point_with_failed_baseline_has_no_ratio():
@@ -400,7 +400,10 @@ def test_runs_with_a_point_in_common_are_no_group():
     sweep, records = grid([({"mode": "inference"}, 1.0), ({"mode": "train_inference"}, 0.8)])
     found = sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records))
     assert (found.title, last_words(found)) == ("device / run 0", {1: "FASTER"})
-    assert figures.winner(SweepAnalysis.of(sweep, records))["perfexp.best"] == "train_inference"
+    assert (
+        descriptions.winner_tags(SweepAnalysis.of(sweep, records))["perfexp.best"]
+        == "train_inference"
+    )
 
 
 def test_console_and_store_show_them():
@@ -422,7 +425,7 @@ def test_a_sweep_without_ratios_has_no_such_column():
 
 def test_the_winner_in_the_store_follows_the_verdicts():
     sweep, records = swept([1.0], [0.8], [1.2], [0.8005])
-    assert figures.winner(SweepAnalysis.of(sweep, records)) == {
+    assert descriptions.winner_tags(SweepAnalysis.of(sweep, records)) == {
         "perfexp.best": "run1",
         "perfexp.best_by": "device/p50_ms",
         "perfexp.best_ties": "run3",
@@ -443,7 +446,7 @@ def test_run_that_loses_by_latency_does_not_win_by_device_time():
         point.series[1].samples = [sample / 0.4 for sample in point.series[1].samples]
     for point in records[2].points:
         del point.series[0]
-    assert figures.winner(SweepAnalysis.of(sweep, records)) == {
+    assert descriptions.winner_tags(SweepAnalysis.of(sweep, records)) == {
         "perfexp.best": "run2",
         "perfexp.best_by": "latency/p50_ms",
     }
@@ -457,7 +460,7 @@ def test_a_faster_looking_run_that_is_undecided_is_a_tie():
     ]  # one process of few calls has no interval
     verdicts = sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records))
     assert [text.split()[-1] for text in verdicts.ratios.values()] == ["UNDECIDED", "SLOWER"]
-    assert figures.winner(SweepAnalysis.of(sweep, records)) == {
+    assert descriptions.winner_tags(SweepAnalysis.of(sweep, records)) == {
         "perfexp.best": "run0",
         "perfexp.best_by": "device/p50_ms",
         "perfexp.best_ties": "run1",
@@ -473,7 +476,7 @@ def test_a_sweep_of_which_nothing_is_decided_has_no_winner():
         text.split()[-1]
         for text in sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records)).ratios.values()
     ] == ["UNDECIDED"]
-    assert figures.winner(SweepAnalysis.of(sweep, records)) == {
+    assert descriptions.winner_tags(SweepAnalysis.of(sweep, records)) == {
         "perfexp.best_undecided": "run0; run1",
         "perfexp.best_by": "device/p50_ms",
     }
@@ -481,21 +484,21 @@ def test_a_sweep_of_which_nothing_is_decided_has_no_winner():
 
 @pytest.mark.parametrize("runs", [(), ([1.0],), ([1.0], None)])
 def test_a_sweep_without_verdicts_has_no_winner(runs):
-    assert figures.winner(SweepAnalysis.of(*swept(*runs))) == {}
+    assert descriptions.winner_tags(SweepAnalysis.of(*swept(*runs))) == {}
 
 
 def test_runs_of_different_batch_sizes_have_no_winner():
     sweep, records = swept([1.0], [0.8])
     for point in records[1].points:
         point.key = msgspec.structs.replace(point.key, batch_size=64)
-    assert figures.winner(SweepAnalysis.of(sweep, records)) == {}
+    assert descriptions.winner_tags(SweepAnalysis.of(sweep, records)) == {}
 
 
 def test_the_winner_of_each_point_is_named():
-    tags = figures.winner(SweepAnalysis.of(*swept([1.0, 1.0, 1.0], [0.8, 0.8, 1.2])))
+    tags = descriptions.winner_tags(SweepAnalysis.of(*swept([1.0, 1.0, 1.0], [0.8, 0.8, 1.2])))
     assert tags["perfexp.best"] == "run1 (32, 33) | run0 (34)"
     assert "perfexp.best_ties" not in tags
-    tags = figures.winner(SweepAnalysis.of(*swept([1.0, 1.0], [0.8, 0.7])))
+    tags = descriptions.winner_tags(SweepAnalysis.of(*swept([1.0, 1.0], [0.8, 0.7])))
     assert tags["perfexp.best"] == "run1"
 
 
@@ -506,7 +509,10 @@ def test_each_model_has_a_winner_of_its_own():
         child.axes = {"model": model, "algorithm": algorithm}
         one.sweep = msgspec.structs.replace(one.sweep, axes=child.axes)
         one.plan = {"model": {"name": model}, "algorithm": {"name": algorithm}}
-    assert figures.winner(SweepAnalysis.of(sweep, records))["perfexp.best"] == "y (a) | x (b)"
+    assert (
+        descriptions.winner_tags(SweepAnalysis.of(sweep, records))["perfexp.best"]
+        == "y (a) | x (b)"
+    )
 
 
 def test_axes_are_named_where_values_alone_would_not_tell():
@@ -515,6 +521,6 @@ def test_axes_are_named_where_values_alone_would_not_tell():
         child.axes = {"algorithm": one.name, "execution.threads": "1"}
         one.sweep = msgspec.structs.replace(one.sweep, axes=child.axes)
     assert (
-        figures.winner(SweepAnalysis.of(sweep, records))["perfexp.best"]
+        descriptions.winner_tags(SweepAnalysis.of(sweep, records))["perfexp.best"]
         == "algorithm=run1, execution.threads=1"
     )

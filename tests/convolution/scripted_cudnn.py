@@ -10,7 +10,7 @@ import torch
 from perfexp.convolution import backends, fastest, forced, replays
 from perfexp.convolution import convolution_plan as plans
 from perfexp.convolution import cudnn as library
-from perfexp.convolution.captured import CaptureError
+from perfexp.convolution.replays import CaptureError
 
 NOT_SUPPORTED, BAD_PARAM = 3000, 2000
 TYPES = {0: torch.float32, 1: torch.float64, 2: torch.float16, 9: torch.bfloat16}

@@ -12,7 +12,7 @@ from perfexp.convolution import attention, attention_kernels
 from perfexp.convolution.attention import AttentionBackends
 from perfexp.convolution.backends import PassChoice
 from perfexp.convolution.coverage import LayerStatus, Pass, PassReport
-from perfexp.convolution.fastest import software_of
+from perfexp.convolution.race import software_of
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
 from perfexp.models import Attention

@@ -6,8 +6,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from perfexp.convolution import captured
-from perfexp.convolution.captured import CaptureError, GraphLaunch
+from perfexp.convolution import replays
+from perfexp.convolution.replays import CaptureError, GraphLaunch
 
 CUDA = torch.device("cuda")
 
@@ -48,8 +48,8 @@ class Driver:
 def driver(monkeypatch):
     def use(*arguments, **named):
         made = Driver(*arguments, **named)
-        monkeypatch.setattr(captured, "_driver", lambda: made)
-        monkeypatch.setattr(captured, "_runtime", lambda: made)
+        monkeypatch.setattr(replays, "_driver", lambda: made)
+        monkeypatch.setattr(replays, "_runtime", lambda: made)
         monkeypatch.setattr(
             torch.cuda, "Stream", lambda device: type("Stream", (), {"cuda_stream": 7})()
         )
@@ -69,9 +69,9 @@ def test_the_capture_ends_when_the_work_fails(driver):
 
 def test_a_driver_without_the_functions_is_too_old(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda name: type("Old", (), {})())
-    captured._driver.cache_clear()
+    replays._driver.cache_clear()
     with pytest.raises(CaptureError, match="too old: cuStreamBeginCapture_v2 is missing"):
-        captured._driver()
+        replays._driver()
 
 
 def test_graph_launch_replays_the_capture_on_the_named_stream(driver):
@@ -120,9 +120,9 @@ def test_without_torchs_runtime_nothing_is_launched(monkeypatch, version, tried)
 
     monkeypatch.setattr(torch.version, "cuda", version)
     monkeypatch.setattr(ctypes, "CDLL", load)
-    captured._runtime.cache_clear()
+    replays._runtime.cache_clear()
     with pytest.raises(
         CaptureError, match=r"cannot open torch's CUDA runtime: libcudart.so of CUDA 99\.1"
     ):
-        captured._runtime()
+        replays._runtime()
     assert names == tried, "CUDA 11's has the minor number in its name"

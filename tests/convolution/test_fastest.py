@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfexp.convolution import fastest, replays
+from perfexp.convolution import fastest, race, replays
 from perfexp.convolution.difference import with_statistics
 from perfexp.convolution.forced import Forced
 from perfexp.convolution.race import Launching, RaceOutcome
@@ -52,7 +52,7 @@ def times(monkeypatch):
                     unsteady=unsteady,
                 )
 
-        monkeypatch.setattr(fastest, "Race", Scripted)
+        monkeypatch.setattr(race, "Race", Scripted)
         return asked
 
     return use
@@ -187,8 +187,8 @@ def test_who_is_wrong_does_not_win(cudnn, times, tmp_path, monkeypatch):
     asked = times({"cudnn.gemm": 0.1, "cudnn.implicit_gemm": 0.2, "cudnn.fft": 0.5})
     original = fastest._runner
 
-    def spoiled(which, engine, problem, tensors):
-        run = original(which, engine, problem, tensors)
+    def spoiled(which, problem, engine, tensors):
+        run = original(which, problem, engine, tensors)
         factor = {"cudnn.gemm": 1.01, "cudnn.implicit_gemm": float("nan")}.get(engine, 1.0)
         return lambda: run() * factor
 

@@ -5,12 +5,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from perfexp.convolution import replays as replays_module
-from perfexp.convolution.captured import CaptureError
 from perfexp.convolution.convolution_plan import ConvolutionPlan, Shape
 from perfexp.convolution.coverage import Pass
 from perfexp.convolution.cudnn import CODES, CudnnError, Math
 from perfexp.convolution.forced import Forced
-from perfexp.convolution.replays import _MOST_ONCE, Replays
+from perfexp.convolution.replays import _MOST_ONCE, CaptureError, Replays
 
 
 class Launched:

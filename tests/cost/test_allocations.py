@@ -5,6 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from perfexp.cost.allocations import (
+    BLOCK_BYTES,
     INPUTS,
     WORKSPACES,
     Allocations,
@@ -12,7 +13,6 @@ from perfexp.cost.allocations import (
     peak_of_calls,
     without_memory,
 )
-from perfexp.cost.caching_allocator import BLOCK_BYTES
 from perfexp.cost.trial import isolated
 
 

@@ -6,8 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from perfexp.cost.allocations import Allocations, without_memory
-from perfexp.cost.caching_allocator import CachingAllocator
+from perfexp.cost.allocations import Allocations, CachingAllocator, without_memory
 from perfexp.cost.trial import isolated
 from tests.support.allocator_replay import replay
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfexp.cost import forked_cuda
+from perfexp.cost import trial
 from perfexp.cost.count import _count, count
 from perfexp.cost.trial import isolated
 from perfexp.host.forked import Ended, Forked
@@ -32,7 +32,7 @@ class Everything(nn.Module):
 @pytest.mark.parametrize("trains", [False, True])
 def test_the_work_is_the_same_with_everything_replaced(trains):
     def replaced():
-        forked_cuda.leave_device_unselected(0)
+        trial.leave_device_unselected(0)
         return _count(model, (torch.Size((2, 4, 10, 10)),), {}, trains)
 
     model = Everything().train(trains)

@@ -2,11 +2,13 @@
 
 import copy
 import random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensor
 
 from perfexp.cost.count import count
 from perfexp.cost.trial import Inconclusive
@@ -144,3 +146,26 @@ def test_scripted_models_are_refused():
         scripted = torch.jit.script(nn.Linear(4, 4))
     with pytest.raises(Inconclusive, match="scripted"):
         count(scripted, torch.Size((2, 4)))
+
+
+class _Cache:
+    def __init__(self) -> None:
+        self.state = torch.ones(2, 3)
+        self.layers = [SimpleNamespace(keys=torch.ones(2, 3))]
+
+
+class _ReadsCache(nn.Module):
+    def forward(self, inputs: torch.Tensor, cache: _Cache) -> torch.Tensor:
+        for tensor in (cache.state, cache.layers[0].keys):
+            assert isinstance(tensor, FakeTensor), "memory of the device was reached"
+        return inputs @ cache.state + inputs @ cache.layers[0].keys
+
+
+def test_tensors_inside_an_object_are_counted_on_stand_ins():
+    cache = _Cache()
+
+    work = count(_ReadsCache(), torch.ones(4, 2), cache)
+
+    assert work.macs == 2 * 4 * 2 * 3
+    assert not isinstance(cache.state, FakeTensor)
+    assert not isinstance(cache.layers[0].keys, FakeTensor)

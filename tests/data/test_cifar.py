@@ -13,10 +13,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from perfexp.data import Batches, device_batches, made_shapes
-from perfexp.data.cifar import Cifar
+from perfexp.data import Batches, cifar, made
+from perfexp.data.cifar import PADDING, Augmentation, Cifar, DeviceBatches, draw, padded
 from perfexp.data.cifar_files import FORMATS, read
-from perfexp.data.device_batches import PADDING, Augmentation, DeviceBatches, draw, padded
 from perfexp.devices import Pipeline
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
@@ -441,7 +440,7 @@ def test_batch_is_a_captured_launch_unless_the_capture_fails(
                 batch.inputs for batch in batches.epoch()
             ]
 
-    monkeypatch.setattr(device_batches, "captures", captures)
+    monkeypatch.setattr(cifar, "captures", captures)
     expected, found = passes(False), passes(True)
     assert len(found) == len(expected) > 7
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
@@ -478,7 +477,7 @@ def test_only_training_batches_are_compiled_with_the_model(
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Cifar:
     root = tmp_path_factory.mktemp("shapes") / "made"
-    recipe = made_shapes.cifar(photographs=None, train=1500, test=400, classes=10, seed=0)
+    recipe = made.cifar(photographs=None, train=1500, test=400, classes=10, seed=0)
     recipe.write(root, lambda text: None)
     return Cifar(root=str(root), pipeline=Pipeline.device)
 

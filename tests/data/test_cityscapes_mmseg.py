@@ -12,9 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from perfexp.data.cityscapes import Cityscapes
+from perfexp.data.cityscapes import Cityscapes, SamplePipeline
 from perfexp.data.cityscapes_folder import CLASSES, VOID, find_pairs, image_of, mask_of
-from perfexp.data.mmseg_pipeline import SamplePipeline
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import UserError
 from perfexp.main import main

@@ -68,7 +68,7 @@ def test_other_device_users_are_waited_for_and_then_reported(monkeypatch, states
     )
     monkeypatch.setattr(cuda, "time", clock)
     monkeypatch.setattr(
-        cuda, "_SETTLING_SECONDS", 2.5 * cuda._LOOK_SECONDS if len(states) == 1 else 60.0
+        cuda, "_SETTLING_SECONDS", 2.5 * cuda._CHECK_SECONDS if len(states) == 1 else 60.0
     )
 
     def state():

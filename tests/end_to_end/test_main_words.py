@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from perfexp.__main__ import dispatch
-from perfexp.cli import terms
+from perfexp.cli import usage
 from perfexp.cli.usage import COMMANDS
 from perfexp.devices import auto
 from perfexp.devices.meters import none_because
@@ -577,7 +577,7 @@ def test_all_metrics_are_printed_on_request(run, flag):
 
 
 def test_a_term_hides_neither_a_code_nor_a_command():
-    names = {name.lower() for name in terms.TERMS}
+    names = {name.lower() for name in usage.TERMS}
     assert not names & {*diagnostics.DIAGNOSTICS, *COMMANDS}
 
 

@@ -44,7 +44,7 @@ def test_a_run_of_another_format_is_not_gone_on_with(older, capsys, command):
     assert main(command) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith(
-        "x/plan.yaml has format 1; this version resumes formats 2 to 5. "
+        "x/plan.yaml has format 1; this version resumes formats 2 to 6. "
         "Measure again with --overwrite, or use another output_dir."
     )
     assert {file.name: file.read_bytes() for file in older.iterdir()} == before
@@ -52,7 +52,7 @@ def test_a_run_of_another_format_is_not_gone_on_with(older, capsys, command):
 
 def test_it_is_measured_again_with_overwrite(older):
     assert main([*COMMAND, "output_dir=x", "--overwrite"]) == 0
-    assert yaml.safe_load((older / "plan.yaml").read_text())["format"] == 5
+    assert yaml.safe_load((older / "plan.yaml").read_text())["format"] == 6
     assert Record.load(older).status is Status.OK
     assert not (older / "details").exists()
 

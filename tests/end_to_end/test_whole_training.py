@@ -19,6 +19,7 @@ from perfexp.report.markdown import markdown
 from perfexp.report.tables import csv_tables, flat, vendor_file
 from perfexp.report.tables.flat import charted, point_runs
 from perfexp.worker.workbench import Workbench
+from tests.data import cifar_folders
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "mode=train", "output_dir=x")
 
@@ -34,6 +35,16 @@ FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "mode=train
         ("mode.train.warmup_epochs=5", "mode.train.warmup_epochs=5 is for whole epochs"),
         ("epochs=2 mode.train.warmup_steps=3 mode.train.warmup_epochs=1", "use one of them"),
         ("mode.train.patience=2", "mode.train.patience=2 is for whole epochs"),
+        ("mode.train.target_accuracy=0.9", "mode.train.target_accuracy=0.9 is for whole epochs"),
+        (
+            "epochs=2 mode.train.target_accuracy=94",
+            "mode.train.target_accuracy=94.0: set a share above 0, up to 1, such as 0.94",
+        ),
+        (
+            "epochs=2 mode.train.target_accuracy=0.9 mode.train.resume_from=y.pt",
+            "leave out mode.train.resume_from",
+        ),
+        ("epochs=2 mode.train.target_acuracy=0.9", "target_accuracy"),
         ("mode.train.checkpoints=true", "mode.train.checkpoints=true is for whole epochs"),
         ("mode.train.resume_from=y.pt", "mode.train.resume_from=y.pt is for whole epochs"),
         (
@@ -125,6 +136,60 @@ def finished_record(run):
     return run.shared("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "output_dir=x")[
         2
     ][0]
+
+
+TINY = """
+import torch
+
+class Tiny(torch.nn.Sequential):
+    num_classes = 10
+
+    def __init__(self):
+        pool, flat = torch.nn.AdaptiveAvgPool2d(2), torch.nn.Flatten()
+        super().__init__(pool, flat, torch.nn.Linear(12, 10))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.always("time to accuracy over seeds")
+def test_each_process_trains_with_a_seed_to_the_target(run, monkeypatch):
+    monkeypatch.syspath_prepend(Path.cwd())
+    Path("tiny_net.py").write_text(TINY)
+    cifar_folders.write(Path("data"), cifar_folders.BINARY)
+    code, printed, [record] = run(
+        *("model=tiny_net:Tiny", "mode=train", "data=cifar10", "data.root=data", "gpu=cpu"),
+        *("data.pipeline=device", "batch_size=10", "epochs=4", "processes=2", "seed=5"),
+        *("mode.train.target_accuracy=0.01", "tracking=none", "output_dir=x", "probes.work=false"),
+    )
+    assert code == 0
+    seeds = [point for point in record.points if point.key.phase == "train"]
+    assert [seed.facts["seed"] for seed in seeds] == [5, 6]
+    assert len({seed.epochs[0].loss for seed in seeds}) == 2
+    reached = []
+    for seed in seeds:
+        *earlier, last = [epoch.accuracy for epoch in seed.epochs]
+        assert earlier == [0.0] * len(earlier)
+        seconds = None
+        if last:
+            seconds = sum(epoch.seconds for epoch in seed.epochs)
+            reached.append(seconds)
+        assert seed.metric("time_to_accuracy_seconds").value == seconds
+        assert seed.metric("accuracy").value == last
+    row = Analysis.of(record).rows[0]
+    assert row.value("train/reached_share") == len(reached) / 2
+    assert "time to 1 % accuracy: " in printed
+    assert "  accuracy: " in printed
+
+
+@pytest.mark.slow
+def test_target_accuracy_without_labels_is_refused(run):
+    code, printed, _ = run(
+        *("model=torchvision", "model.name=squeezenet1_1", "mode=train", "gpu=cpu", "epochs=1"),
+        *("data=synthetic", "data.num_samples=2", "input_size=32", "tracking=none", "output_dir=x"),
+        "mode.train.target_accuracy=0.5",
+    )
+    assert code == 2
+    assert "mode.train.target_accuracy needs labels of the data: the model has 1000" in printed
 
 
 @pytest.mark.slow

@@ -195,9 +195,9 @@ def test_unforkable_import_falls_back_to_a_new_interpreter(begin, tmp_path, modu
 
 def test_a_server_with_a_device_of_a_driver_is_spoilt(tmp_path, monkeypatch):
     monkeypatch.setattr(serving, "_DEVICES", (str(tmp_path),))
-    assert serving.Server._opened() is None
+    assert serving.Server._opened_device() is None
     with (tmp_path / "nvidiactl").open("w"):
-        assert "nvidiactl" in serving.Server._opened()
+        assert "nvidiactl" in serving.Server._opened_device()
 
 
 def test_a_thread_that_starts_after_the_first_fork_is_seen_too(begin, tmp_path):

@@ -11,7 +11,7 @@ from perfexp.devices.cpu import CpuDevice
 from perfexp.measuring.modes.inference import Inference
 from perfexp.measuring.modes.train import Train
 from perfexp.measuring.procedure import Procedure
-from perfexp.models import Execution, Precision, compilation
+from perfexp.models import Execution, Precision, torch_settings
 from perfexp.models.kinds import Classification
 from perfexp.models.session import TorchSession
 from perfexp.records.record import Key, Point
@@ -93,17 +93,17 @@ class Broken(torch.nn.Module):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
 def test_graphs_their_breaks_and_recompilations_are_counted() -> None:
     def figures() -> list[float | None]:
-        return [metric.value for metric in compilation.metrics()][1:]
+        return [metric.value for metric in torch_settings.compilation_metrics()][1:]
 
-    compilation.reset()
+    torch_settings.reset_compiler()
     run = torch.compile(Broken(), dynamic=False, backend="eager")
     run(torch.ones(4))
     assert figures() == [2.0, 1.0, 0.0]
     run(torch.ones(5))
     assert figures() == [4.0, 2.0, 2.0]
-    seconds = compilation.metrics()[0]
+    seconds = torch_settings.compilation_metrics()[0]
     assert seconds.name == "compile/seconds" and seconds.value
-    compilation.reset()
+    torch_settings.reset_compiler()
     assert figures() == [0.0, 0.0, 0.0]
 
 
@@ -114,7 +114,10 @@ def test_compile_sums_are_missing_once_torch_drops_entries(
 
     entries = [SimpleNamespace(duration_us=1, is_forward=True, compile_id="0/1")] * 64
     monkeypatch.setattr(utils, "get_compilation_metrics", lambda: entries)
-    values = {metric.name: (metric.value, metric.reason) for metric in compilation.metrics()}
+    values = {
+        metric.name: (metric.value, metric.reason)
+        for metric in torch_settings.compilation_metrics()
+    }
     reason = "torch keeps only the last 64 compilations"
     assert values["compile/seconds"] == values["compile/recompilations"] == (None, reason)
     assert values["compile/graphs"][0] is not None

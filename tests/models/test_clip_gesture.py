@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from perfexp.data import made_skeletons
+from perfexp.data import made
 from perfexp.data.skeletons import Skeletons
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
@@ -13,7 +13,7 @@ from perfexp.measuring.modes.train import Train
 from perfexp.measuring.procedure import Procedure
 from perfexp.models import Backbone, ClipSize, Execution, Precision, Schedule
 from perfexp.models.clip_gesture import ClipGesture, Gesture
-from perfexp.models.gestures import BEGIN, END, GESTURES, PAD, PROMPT, decode, encode, padded
+from perfexp.models.gestures import BEGIN, END, GESTURES, PAD, PROMPT, encode, padded
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.models.transformer import Block, TextEncoder, info_nce, sines
 from perfexp.records.record import Key, Status
@@ -48,7 +48,7 @@ def tiny():
 def test_a_token_is_a_byte_between_the_beginning_and_the_end():
     assert encode("ab é") == [BEGIN, 97, 98, 32, 0xC3, 0xA9, END]
     for text in (*GESTURES, "", "Ellenbogen beugen, 手首"):
-        assert decode(encode(text)) == text
+        assert bytes(encode(text)[1:-1]).decode() == text
 
 
 def test_texts_are_padded_behind_their_ends():
@@ -233,9 +233,7 @@ def test_a_prompt_is_a_sentence_about_a_gesture():
 
 @pytest.mark.slow
 def test_made_skeletons_are_learnable_for_unseen_subjects(tmp_path):
-    made_skeletons.recipe(subjects=10, repetitions=2, seed=0).write(
-        tmp_path / "made", lambda _: None
-    )
+    made.skeletons(subjects=10, repetitions=2, seed=0).write(tmp_path / "made", lambda _: None)
     session = opened()
     settings = {
         "optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.01},

@@ -18,8 +18,9 @@ from perfexp.errors import Unsupported, UserError, Waits
 from perfexp.models import Batch, Execution, Precision, torch_settings
 from perfexp.models.cuda_graphs import _make_capturable, captures
 from perfexp.models.kinds import Classification, Segmentation, VideoClassification
-from perfexp.models.session import TorchSession, begin_momentum
+from perfexp.models.session import TorchSession
 from perfexp.models.torch_settings import unchanged_settings
+from perfexp.models.trainer import begin_momentum
 
 FP32 = Precision(name="fp32")
 

@@ -790,7 +790,9 @@ def test_checkpoint_is_delayed_if_graphs_need_no_loaded_data(
 def test_a_training_that_fails_waits_for_its_checkpoint(tmp_path: Path, monkeypatch: Any) -> None:
     finished: list[bool] = []
     monkeypatch.setattr(TorchTrainer, "finish", lambda _: finished.append(True))
-    monkeypatch.setattr(EpochTraining, "_observe", Mock(side_effect=RuntimeError("scripted")))
+    monkeypatch.setattr(
+        EpochTraining, "_run_epoch_probes", Mock(side_effect=RuntimeError("scripted"))
+    )
     own = procedure(Synthetic(num_samples=8), tmp_path, epochs=1, optimizer=SGD, checkpoints=True)
     assert own.measure(KEY).status is Status.FAILED
     assert finished == [True]

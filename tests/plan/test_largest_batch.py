@@ -40,7 +40,7 @@ from perfexp.records.record import (
     trial_key,
 )
 from perfexp.records.sweep_record import Sweep
-from perfexp.report.tracking import payload, run_params
+from perfexp.report.tracking import descriptions, payload
 from perfexp.run import supervisor
 from perfexp.run.preparation import Assignment, is_finished
 
@@ -367,8 +367,10 @@ def test_mlflow_has_no_batch_size_until_it_is_found(make_record, tmp_path):
     [table] = [json.loads(one.content) for one in run.files if one.source is None]
     assert [line[table["columns"].index("batch_size")] for line in table["data"]] == [8, 8]
     sweep = Sweep(uid="s", name="model", started=record.started, jobs=2)
-    assert run_params.of_sweep(sweep, [make_record(batches=(1, 8))])["batch_size"] == "1, 8"
-    assert "batch_size" not in run_params.of_sweep(sweep, [make_record(), record])
+    assert (
+        descriptions.params_of_sweep(sweep, [make_record(batches=(1, 8))])["batch_size"] == "1, 8"
+    )
+    assert "batch_size" not in descriptions.params_of_sweep(sweep, [make_record(), record])
     record.points = [unknown]
     alone = payload.of_run(Analysis.of(record), tmp_path)
     assert (alone.status, alone.first_tags, alone.datasets) == ("KILLED", {}, [])

@@ -88,6 +88,6 @@ def test_synthetic_images_are_told_of(build: Builder, tmp_path: Path) -> None:
 def test_the_rate_is_that_of_the_summary(build: Builder, tmp_path: Path) -> None:
     training = build.training()
     found = cells(made(build, tmp_path, [[training]]))
-    rate = row([training], known=ALIKE).samples_per_second
+    rate = row([training], known_priors=ALIKE).samples_per_second
     assert rate is not None
     assert found["images/s ± CI95"][0].startswith(f"{rate_text(rate)} ± ")

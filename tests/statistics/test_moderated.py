@@ -10,8 +10,8 @@ from perfexp.records import diagnostics, priors, summary
 from perfexp.records.record import Key, Point, Status
 from perfexp.statistics import ratios
 from perfexp.statistics.estimators import Interval
-from perfexp.statistics.moderated import Component, Repeats, geometric_mean, pooled
-from perfexp.statistics.prior import LEAST_VARIANCE, Prior
+from perfexp.statistics.moderated import Repeats, geometric_mean, pooled, spread_interval
+from perfexp.statistics.prior import LEAST_VARIANCE, Component, Prior
 from tests.support.builders import Builder
 
 PRIOR = Prior(variance=1e-4, degrees=3.0)
@@ -120,7 +120,7 @@ def test_components_are_pooled_by_their_degrees_of_freedom():
 
 def test_the_interval_of_a_spread_holds_the_true_one():
     groups = np.exp(np.random.default_rng(5).normal(0, 0.02, (2000, 10)))
-    intervals = [Repeats(values=tuple(group)).own.spread_interval for group in groups]
+    intervals = [spread_interval(Repeats(values=tuple(group)).own) for group in groups]
     held = np.mean([one.low <= math.expm1(0.02) <= one.high for one in intervals])
     assert held == pytest.approx(0.95, abs=0.015)
 

@@ -8,7 +8,8 @@ from scipy import stats
 
 from perfexp.statistics import blockwise, moderated
 from perfexp.statistics.estimators import Interval
-from perfexp.statistics.moderated import Component, geometric_mean
+from perfexp.statistics.moderated import geometric_mean
+from perfexp.statistics.prior import Component
 
 
 @pytest.mark.parametrize("processes", [3, 5, 10])

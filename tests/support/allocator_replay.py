@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from perfexp.cost.caching_allocator import CachingAllocator, MemoryBlock
+from perfexp.cost.allocations import CachingAllocator, MemoryBlock
 
 
 class OutOfMemory(Exception):

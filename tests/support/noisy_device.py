@@ -11,7 +11,7 @@ from scipy.signal import lfilter
 from perfexp.devices import Cache
 from perfexp.devices.fake import FakeDevice
 from perfexp.measuring.times import Times
-from perfexp.records import disturbances
+from perfexp.records import point_diagnostics
 from perfexp.records.record import Key, Point, Status
 from perfexp.records.rows import Row
 from perfexp.records.summary import row
@@ -205,7 +205,7 @@ def run(source: Source, seed: int) -> Row:
             cache=Cache.warm,
             progress=lambda _: None,
         ).whole(point, call, on_device=True)
-        point.doubts += disturbances.judge({}, {}, point.facts)
+        point.doubts += point_diagnostics.judge({}, {}, point.facts)
         points.append(point)
         begun_seconds += device.now_ns() * 1e-9 + GAP_SECONDS
     return row(points, (50.0,))

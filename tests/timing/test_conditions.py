@@ -13,9 +13,8 @@ from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel
 from perfexp.records.record import Key, Point, Status
 from perfexp.records.summary import row
-from perfexp.timing.collecting import Collector
+from perfexp.timing.collecting import Collector, settle
 from perfexp.timing.conditions import Observer
-from perfexp.timing.settling import settle
 from perfexp.timing.stopping import Precision as PrecisionRule
 from perfexp.timing.stopping import Steady
 

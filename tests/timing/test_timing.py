@@ -103,13 +103,13 @@ def test_the_host_time_is_that_of_a_queue_with_room():
 @pytest.mark.parametrize("launches", [600, 900])
 def test_call_that_fills_the_queue_is_measured_one_by_one(launches):
     device = FakeDevice(enqueue_seconds=1e-6, record_seconds=2e-6)
-    k, chunk, *_ = depth.fit(repeat(device, 2e-3, launches), device)
+    k, chunk, *_ = depth.group_calls(repeat(device, 2e-3, launches), device)
     assert (k, chunk) == (1, 1)
 
 
 def test_call_that_is_slow_to_issue_still_fits_the_queue():
     device = FakeDevice(enqueue_seconds=80e-3)
-    k, chunk, *_ = depth.fit(repeat(device, 2e-3), device)
+    k, chunk, *_ = depth.group_calls(repeat(device, 2e-3), device)
     assert k == 1
     assert chunk > 1
     assert np.median(queue.Chain(repeat(device, 2e-3), device, chunk)(20)) == pytest.approx(
@@ -285,7 +285,7 @@ def test_time_to_fill_the_queue_counts_toward_the_limit():
 def test_calls_per_sample_follow_the_device_time_not_the_host(enqueue_seconds, k):
     device = FakeDevice(enqueue_seconds=enqueue_seconds, record_seconds=2e-6, queue_depth=10_000)
     call = repeat(device, 5e-6)
-    found, chunk, *_ = depth.fit(call, device)
+    found, chunk, *_ = depth.group_calls(call, device)
     assert found == pytest.approx(
         k, rel=0.5
     )  # found from blocks of single calls, each with its record
@@ -301,7 +301,7 @@ def test_calls_that_allocate_at_first_get_another_chance():
         if next(waits, False):
             device.synchronize()
 
-    k, chunk, *_ = depth.fit(call, device)
+    k, chunk, *_ = depth.group_calls(call, device)
     assert k == 1
     assert chunk > 1
 
@@ -315,7 +315,7 @@ def test_hold_stays_bounded_if_the_device_makes_the_host_wait(every):
         if next(calls) % every == 0:
             device.synchronize()
 
-    _, chunk, _ = depth.fit(call, device)
+    _, chunk, _ = depth.group_calls(call, device)
     chain, start = queue.Chain(call, device, max(1, chunk)), device.now_ns()
     for _ in range(5):
         chain(40)

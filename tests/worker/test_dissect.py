@@ -25,7 +25,6 @@ from perfexp.measuring.layers import (
     RowTimes,
     TimeSource,
     profiling,
-    stamps,
 )
 from perfexp.measuring.layers import Key as RowKey
 from perfexp.measuring.layers.table import Line, Spread
@@ -153,7 +152,7 @@ def test_the_kernels_of_a_layer_tell_which_algorithm_ran(monkeypatch, kernel, ra
     ]
     seen[0].kernels.append(Kernel(name=kernel, count=10, seconds=1e-3))
     times = LayerTimes(method=TimeSource.queue, rows=seen, call_seconds=[3e-3] * 10)
-    monkeypatch.setattr(stamps, "stamp_layers", lambda *_, **__: times)
+    monkeypatch.setattr(profiling, "stamp_layers", lambda *_, **__: times)
     point = dissect(of_torch(Handed()), layers_key(KEY), None)
     assert [line["ran"] for line in point.facts["layers"]["lines"][:3]] == [ran, None, None]
     assert [doubt.code for doubt in point.doubts if doubt.code.startswith("algorithm")] == codes
@@ -215,7 +214,7 @@ def test_layers_come_from_calls_without_waits_like_device_time(monkeypatch):
         return LayerTimes(reason="looked")
 
     measuring.session.without_waits = without_waits
-    monkeypatch.setattr(stamps, "stamp_layers", look)
+    monkeypatch.setattr(profiling, "stamp_layers", look)
     timed = Point(key=KEY, status=Status.OK, series=[Series(name="device", samples=[1e-3])])
     for waits, before in ((True, timed), (False, timed), (True, None)):
         monkeypatch.setattr(measuring.device, "waits_inside", lambda call, waits=waits: waits)
@@ -260,7 +259,7 @@ def test_layers_are_those_of_a_graph_where_the_device_time_is(monkeypatch, metho
 @pytest.mark.parametrize("doubted", [True, False])
 def test_layers_come_from_calls_on_held_batches_like_device_time(monkeypatch, doubted):
     measuring, fetched = of_torch(), []
-    opening, usual = measuring.data.open, stamps.stamp_layers
+    opening, usual = measuring.data.open, profiling.stamp_layers
 
     @contextmanager
     def opened(**settings):
@@ -276,7 +275,7 @@ def test_layers_come_from_calls_on_held_batches_like_device_time(monkeypatch, do
         return times
 
     measuring.data.open = opened
-    monkeypatch.setattr(stamps, "stamp_layers", look)
+    monkeypatch.setattr(profiling, "stamp_layers", look)
     key = msgspec.structs.replace(KEY, phase="train")
     left_out = [graph_fallback.HELD] if doubted else []
     timed = Point(

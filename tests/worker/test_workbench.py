@@ -25,7 +25,7 @@ from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, read_points
 from perfexp.timing import collecting
-from perfexp.worker import cold_start, entry, workbench
+from perfexp.worker import entry, workbench
 from perfexp.worker.workbench import Workbench
 from tests.test_architecture import imported_with
 
@@ -143,9 +143,9 @@ def test_waiting_for_a_device_is_no_part_of_a_first_prediction(monkeypatch, devi
     clock = SimpleNamespace(
         perf_counter_ns=lambda: time.perf_counter_ns() + int(device.seconds * 1e9)
     )
-    monkeypatch.setattr(cold_start, "time", clock)
-    monkeypatch.setattr(cold_start, "_time_first_calls", lambda *_: None)
-    cold_start.measure_cold_start(plan, paths, 0, Events(None), None)
+    monkeypatch.setattr(entry, "time", clock)
+    monkeypatch.setattr(entry, "_time_first_calls", lambda *_: None)
+    entry.measure_cold_start(plan, paths, 0, Events(None), None)
     [point] = read_points(paths.points)
     [context] = [series.samples[0] for series in point.series if series.name == "ttfp/context"]
     assert device.noted == ["settle", "start"]
@@ -163,8 +163,8 @@ def test_work_of_others_is_told_of_a_first_prediction(
     monkeypatch.setattr(
         environment, "other_cpu_seconds", lambda *, of_ranks: next(readings) * environment.cores()
     )
-    monkeypatch.setattr(cold_start, "_time_first_calls", lambda *_: None)
-    cold_start.measure_cold_start(plan, paths, 0, Events(None), None)
+    monkeypatch.setattr(entry, "_time_first_calls", lambda *_: None)
+    entry.measure_cold_start(plan, paths, 0, Events(None), None)
     [point] = read_points(paths.points)
     assert [doubt.code for doubt in point.doubts] == ["busy_host"] * told
     assert (point.facts["other_cpu_cores"] > 0) is told

@@ -41,7 +41,8 @@ _plans: dict[Any, LaunchPlan] = {}
 def available(device: torch.device | None = None) -> str | None:
     """Return why Triton kernels cannot run on a device, for example `triton is not installed`.
 
-    The result is None if they can. This imports nothing.
+    The result is None if they can. This imports nothing. Backends decide with it whether to offer
+    Triton.
 
     Args:
         device: device to check; None for the current device.
@@ -75,24 +76,20 @@ def interpreted() -> bool:
 def compute(
     name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
 ) -> torch.Tensor:
-    """Compute by the shape's plan, which the first call chooses; autograd does not record it."""
+    """Return the outputs by the shape's plan, which the first call chooses.
+
+    Autograd does not record it.
+    """
     device = inputs.device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
             return compute(name, inputs, weight, convolution)
-    of_inputs = (inputs.shape, inputs.stride(), inputs.dtype, device, _tf32(name, inputs))
-    key = (
-        name,
-        *of_inputs,
-        weight.shape,
-        weight.stride(),
-        weight.dtype,
-        weight.device,
-        convolution,
-    )
+    of_inputs = (inputs.shape, inputs.stride(), inputs.dtype, device)
+    of_weight = (weight.shape, weight.stride(), weight.dtype, weight.device)
+    key = (name, *of_inputs, *of_weight, convolution, _uses_tf32(name, inputs))
     plan = _plans.get(key)
     if plan is None:
-        plan = _chosen(key, inputs, weight, plans(name, inputs, weight, convolution))
+        plan = _choose(key, inputs, weight, plans(name, inputs, weight, convolution))
     return plan(inputs, weight)
 
 
@@ -100,6 +97,13 @@ def plans(
     name: str, inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
 ) -> list[LaunchPlan]:
     """Return all candidate plans for a shape, the likeliest to be fast first.
+
+    `compute` times them and keeps the fastest.
+
+    Args:
+        name: `direct` or `winograd`.
+        inputs: (N, C, H, W).
+        weight: (O, C / G, kernel height, kernel width).
 
     Raises:
         ValueError: the kernels cannot compute the convolution.
@@ -128,28 +132,24 @@ def plans(
         outputs=Layout.of(outputs),
         last=last,
         processors=processors,
-        tf32=_tf32(name, inputs),
+        tf32=_uses_tf32(name, inputs),
         interpreted=interpreted(),
     )
-    candidates: list[LaunchPlan] = import_module(
-        f"perfexp.convolution.kernels.{name}_kernels"
-    ).plans(problem)
+    module: Any = import_module(f"perfexp.convolution.kernels.{name}_kernels")
+    candidates: list[LaunchPlan] = module.plans(problem)
     return candidates
 
 
-def _chosen(
+def _choose(
     key: Any, inputs: torch.Tensor, weight: torch.Tensor, candidates: Sequence[LaunchPlan]
 ) -> LaunchPlan:
-    """Return the fastest plan.
+    """Return the fastest plan and remember it.
 
     Under deterministic algorithms it is the first plan, so that all processes get the same results.
     """
     plan = candidates[0]
-    if (
-        inputs.device.type == "cuda"
-        and len(candidates) > 1
-        and not torch.are_deterministic_algorithms_enabled()
-    ):
+    is_timed = inputs.device.type == "cuda" and len(candidates) > 1
+    if is_timed and not torch.are_deterministic_algorithms_enabled():
         if torch.cuda.is_current_stream_capturing():
             return plan  # timing is impossible during a capture
         plan = fastest(candidates, inputs, weight)
@@ -157,11 +157,13 @@ def _chosen(
     return plan
 
 
-def _tf32(name: str, inputs: torch.Tensor) -> bool:
+def _uses_tf32(name: str, inputs: torch.Tensor) -> bool:
+    """Return whether a kernel multiplies these inputs as TF32."""
     return name == "winograd" and inputs.dtype == torch.float32 and tf32.allowed()[1]
 
 
 def _version() -> tuple[int, ...]:
+    """Return Triton's major and minor version; empty if it is unknown."""
     try:
         return tuple(map(int, metadata.version("triton").split(".")[:2]))
     except (metadata.PackageNotFoundError, ValueError):

@@ -1,4 +1,7 @@
-"""Launches of convolution kernels, prepared once per shape."""
+"""Launches of convolution kernels, prepared once per shape.
+
+A program is one block of threads; the grid is the number of programs in three dimensions.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _TURNS = 2
 
 @dataclass(frozen=True)
 class Layout:
-    """Shape and strides of a four-dimensional tensor."""
+    """Shape and strides of a four-dimensional tensor, in elements."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -102,6 +105,13 @@ class Launch:
     """A Triton kernel with all arguments except tensors, which come first.
 
     The first call compiles it; later calls skip Triton's lookup.
+
+    Args:
+        grid: number of programs in three dimensions.
+        numbers: integer arguments.
+        constants: arguments that are compiled into the kernel.
+        warps: warps of 32 threads per program.
+        stages: stages of Triton's software pipeline.
     """
 
     def __init__(
@@ -147,7 +157,7 @@ class LaunchPlan:
     dtype: torch.dtype = torch.float32
 
     def __call__(self, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return the outputs for inputs (N, C, H, W).
+        """Return the outputs, (N, O, height, width), for inputs (N, C, H, W).
 
         Args:
             weight: (O, C / G, kernel height, kernel width).
@@ -186,6 +196,7 @@ def fastest(plans: Sequence[LaunchPlan], inputs: torch.Tensor, weight: torch.Ten
 
 
 def _seconds(plan: LaunchPlan, inputs: torch.Tensor, weight: torch.Tensor) -> float:
+    """Return the shorter of two timed turns, in seconds per call, after a first call."""
     plan(inputs, weight)
     turn = Turn(partial(plan, inputs, weight), _device(inputs.device.index), is_short=True)
     return min(turn() for _ in range(_TURNS))
@@ -193,4 +204,5 @@ def _seconds(plan: LaunchPlan, inputs: torch.Tensor, weight: torch.Tensor) -> fl
 
 @cache
 def _device(index: int) -> CudaDevice:
+    """Return the device for timing, opened once."""
     return CudaDevice(index=index)

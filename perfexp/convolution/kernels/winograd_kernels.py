@@ -1,6 +1,8 @@
 """Winograd kernels: fused F(2 × 2, 3 × 3) with transforms in registers. Imports Triton.
 
-Each product covers a tile's 16 elements at a time.
+Names are as in `direct_kernels`; `u` are transformed weights. A tile has 4 × 4 input pixels and
+gives 2 × 2 outputs. Each product covers a tile's 16 elements at a time. G, Bᵀ and Aᵀ are the
+transforms of kernels, data and products.
 """
 
 from __future__ import annotations
@@ -13,37 +15,10 @@ from perfexp.convolution.kernels.launch import INT32, Launch, LaunchPlan, Tensor
 
 #: Sizes and strides are not specialized, so that a new shape needs a new launch but no compilation.
 _SIZES = (
-    *(
-        "tiles",
-        "per_image",
-        "per_row",
-        "height",
-        "width",
-        "rows",
-        "columns",
-        "in_group",
-        "out_group",
-        "groups",
-    ),
-    *(
-        "blocks",
-        "elements",
-        "outputs",
-        "xn",
-        "xc",
-        "xh",
-        "xw",
-        "wo",
-        "wc",
-        "wh",
-        "ww",
-        "yn",
-        "yo",
-        "yh",
-        "yw",
-    ),
-    *("top", "left"),
-)
+    "tiles", "per_image", "per_row", "height", "width", "rows", "columns", "in_group", "out_group",
+    "groups", "blocks", "elements", "outputs", "xn", "xc", "xh", "xw", "wo", "wc", "wh", "ww", "yn",
+    "yo", "yh", "yw", "top", "left",
+)  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
@@ -62,7 +37,10 @@ def _of_data(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tuple
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _of_products(four: tl.tensor) -> tl.tuple:
-    """Multiply Aᵀ by elements along the last two dimensions, the two bits of an element's index."""
+    """Multiply Aᵀ by elements along the last two dimensions, the two bits of an element's index.
+
+    The result has two tensors, one per output row or column.
+    """
     even, odd = tl.split(four)
     a, c = tl.split(even)
     b, d = tl.split(odd)
@@ -81,7 +59,14 @@ def _column(
     fourth: tl.tensor,
     inside: tl.tensor, SUM: tl.constexpr,
 ) -> tl.tuple:  # fmt: skip
-    """Multiply Bᵀ by a column of the tiles, with a mask per row."""
+    """Load a column of the data tiles and multiply Bᵀ by it.
+
+    Args:
+        source: addresses of the column's first elements.
+        xh: stride along the height.
+        first: mask of tiles whose first row lies inside the image; the other three are alike.
+        inside: mask of tiles and channels whose column lies inside.
+    """
     return _of_data(
         tl.load(source, mask=first & inside, other=0.0).to(SUM),
         tl.load(source + xh, mask=second & inside, other=0.0).to(SUM),
@@ -101,7 +86,7 @@ def _row(a: tl.tensor, b: tl.tensor, c: tl.tensor, d: tl.tensor) -> tl.tensor:
 def _kernel_column(
     source: tl.tensor, wh: tl.tensor, inside: tl.tensor, SUM: tl.constexpr
 ) -> tl.tuple:
-    """Multiply G by a column of the kernels."""
+    """Load a column of the 3 × 3 kernels and multiply G by it."""
     return _of_kernel(
         tl.load(source, mask=inside, other=0.0).to(SUM),
         tl.load(source + wh, mask=inside, other=0.0).to(SUM),
@@ -133,7 +118,13 @@ def transformed(
     ww: tl.tensor, BLOCK: tl.constexpr, CHANNELS: tl.constexpr, WIDE: tl.constexpr,
     SUM: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Compute G g Gᵀ for all kernels g: (16, O, C / G rounded up to CHANNELS), zero-padded."""
+    """Compute G g Gᵀ for all kernels g: (16, O, C / G rounded up to CHANNELS), zero-padded.
+
+    Args:
+        w: kernels.
+        u: transformed kernels.
+        elements: transformed kernels per element, O times the rounded C / G.
+    """
     program = tl.program_id(0)
     if WIDE:
         program, elements = program.to(tl.int64), elements.to(tl.int64)
@@ -171,30 +162,34 @@ def convolved(
     The products of a tile's 16 elements are a single batched `tl.dot`; Triton distributes its
     elements over the warps. Their sums stay in registers until they are transformed. Of two
     dimensions, neighboring threads read and write along the first: tiles, or (LAST) channels.
-    WIDEN: widen bfloat16 products for the interpreter.
+    WIDEN: widen bfloat16 products for the interpreter. WIDE: compute addresses with 64 bits.
+
+    Args:
+        tiles: tiles in all images; `per_image` and `per_row` are those in one image and one row.
+        height: input height; `rows` and `columns` are the output's.
+        blocks: programs along the output channels of a group.
     """
     program = tl.program_id(0)
     if WIDE:
-        program, xc, xh, xw = (
-            program.to(tl.int64),
-            xc.to(tl.int64),
-            xh.to(tl.int64),
-            xw.to(tl.int64),
-        )
+        program = program.to(tl.int64)
+        xc, xh, xw = xc.to(tl.int64), xh.to(tl.int64), xw.to(tl.int64)
+    # tiles and outputs of this program
     group, block = program // blocks % groups, program % blocks
     tile = program // (blocks * groups) * TILES + tl.arange(0, TILES)
     output = block * OUTPUTS + tl.arange(0, OUTPUTS)
     channel = tl.arange(0, CHANNELS)
     element = tl.arange(0, 16)
 
+    # addresses of the transformed weights, one plane per element
     padded = (in_group + CHANNELS - 1) // CHANNELS * CHANNELS
     plane = groups * out_group * padded
     if WIDE:
         plane = plane.to(tl.int64)
     factor = u + (element * plane)[:, None, None]
     factor += ((group * out_group + output) * padded)[None, :, None] + channel[None, None, :]
-    wanted = (output < out_group)[None, :, None]
+    is_output = (output < out_group)[None, :, None]
 
+    # addresses of the tiles, and which rows and columns lie inside the images
     if LAST:
         tile, channel, output = tile[None, :], channel[:, None], output[:, None]
     else:
@@ -202,11 +197,11 @@ def convolved(
     image, place = tile // per_image, tile % per_image
     row, column = place // per_row * 2, place % per_row * 2
     y0, x0 = row - top, column - left
-    known = tile < tiles
-    in_row0 = known & (y0 >= 0) & (y0 < height)
-    in_row1 = known & (y0 + 1 >= 0) & (y0 + 1 < height)
-    in_row2 = known & (y0 + 2 >= 0) & (y0 + 2 < height)
-    in_row3 = known & (y0 + 3 >= 0) & (y0 + 3 < height)
+    is_tile = tile < tiles
+    in_row0 = is_tile & (y0 >= 0) & (y0 < height)
+    in_row1 = is_tile & (y0 + 1 >= 0) & (y0 + 1 < height)
+    in_row2 = is_tile & (y0 + 2 >= 0) & (y0 + 2 < height)
+    in_row3 = is_tile & (y0 + 3 >= 0) & (y0 + 3 < height)
     in_column0 = (x0 >= 0) & (x0 < width)
     in_column1 = (x0 + 1 >= 0) & (x0 + 1 < width)
     in_column2 = (x0 + 2 >= 0) & (x0 + 2 < width)
@@ -215,19 +210,19 @@ def convolved(
 
     total = tl.zeros((16, OUTPUTS, TILES), SUM)
     for first in range(0, in_group, CHANNELS):
-        there = first + channel < in_group
-        factors = tl.load(factor, mask=wanted, other=0.0)
+        is_channel = first + channel < in_group
+        factors = tl.load(factor, mask=is_output, other=0.0)
         a0, a1, a2, a3 = _column(
-            source, xh, in_row0, in_row1, in_row2, in_row3, in_column0 & there, SUM
+            source, xh, in_row0, in_row1, in_row2, in_row3, in_column0 & is_channel, SUM
         )
         b0, b1, b2, b3 = _column(
-            source + xw, xh, in_row0, in_row1, in_row2, in_row3, in_column1 & there, SUM
+            source + xw, xh, in_row0, in_row1, in_row2, in_row3, in_column1 & is_channel, SUM
         )
         c0, c1, c2, c3 = _column(
-            source + 2 * xw, xh, in_row0, in_row1, in_row2, in_row3, in_column2 & there, SUM
+            source + 2 * xw, xh, in_row0, in_row1, in_row2, in_row3, in_column2 & is_channel, SUM
         )
         d0, d1, d2, d3 = _column(
-            source + 3 * xw, xh, in_row0, in_row1, in_row2, in_row3, in_column3 & there, SUM
+            source + 3 * xw, xh, in_row0, in_row1, in_row2, in_row3, in_column3 & is_channel, SUM
         )
         data = _joined(
             _row(a0, b0, c0, d0), _row(a1, b1, c1, d1), _row(a2, b2, c2, d2), _row(a3, b3, c3, d3)
@@ -250,16 +245,17 @@ def convolved(
         sums = tl.reshape(tl.permute(total, (1, 2, 0)), (OUTPUTS, TILES, 2, 2, 2, 2))
     else:
         sums = tl.reshape(tl.permute(total, (2, 1, 0)), (TILES, OUTPUTS, 2, 2, 2, 2))
+    # four outputs per tile, the last ones perhaps outside the image
     left_sums, right_sums = _of_products(sums)
     y00, y10 = _of_products(left_sums)
     y01, y11 = _of_products(right_sums)
-    known = known & (output < out_group)
+    is_stored = is_tile & (output < out_group)
     in_right, in_bottom = column + 1 < columns, row + 1 < rows
     target = y + (image * yn + row * yh + column * yw) + (group * out_group + output) * yo
-    tl.store(target, y00.to(y.dtype.element_ty), mask=known)
-    tl.store(target + yw, y01.to(y.dtype.element_ty), mask=known & in_right)
-    tl.store(target + yh, y10.to(y.dtype.element_ty), mask=known & in_bottom)
-    tl.store(target + (yh + yw), y11.to(y.dtype.element_ty), mask=known & in_right & in_bottom)
+    tl.store(target, y00.to(y.dtype.element_ty), mask=is_stored)
+    tl.store(target + yw, y01.to(y.dtype.element_ty), mask=is_stored & in_right)
+    tl.store(target + yh, y10.to(y.dtype.element_ty), mask=is_stored & in_bottom)
+    tl.store(target + (yh + yw), y11.to(y.dtype.element_ty), mask=is_stored & in_right & in_bottom)
 
 
 #: Outputs and tiles per program with sums that fit into registers, found by compiling for sm_80 and
@@ -288,38 +284,51 @@ def plans(problem: TensorConvolution) -> list[LaunchPlan]:
 
 
 def _programs(problem: TensorConvolution, outputs: int, tiles: int) -> int:
-    _, rows, columns = problem.outputs.images
-    count = problem.outputs.images[0] * -(-rows // 2) * -(-columns // 2)
-    return (
-        -(-count // tiles)
-        * -(-problem.convolution.out_group // outputs)
-        * problem.convolution.groups
-    )
+    """Return the number of programs that cover the problem.
+
+    Args:
+        outputs: output channels per program.
+        tiles: tiles per program.
+    """
+    images, rows, columns = problem.outputs.images
+    num_tiles = images * -(-rows // 2) * -(-columns // 2)
+    along_outputs = -(-problem.convolution.out_group // outputs)
+    return -(-num_tiles // tiles) * along_outputs * problem.convolution.groups
 
 
 def _tiled(problem: TensorConvolution, outputs: int, tiles: int) -> LaunchPlan:
+    """Return the plan for a tiling: transform the weights, then compute.
+
+    The numbers and constants are the arguments of `transformed` and `convolved`, in their order.
+    """
     convolution = problem.convolution
     in_group, out_group = convolution.in_group, convolution.out_group
     elements = convolution.out_channels * -(-in_group // _CHANNELS) * _CHANNELS
     wide, sums = problem.wide or 16 * elements > INT32, _sum(problem.dtype)
     sizes = (elements, in_group, *problem.weight.strides)
-    grid, constants = (-(-elements // _BLOCK), 1, 1), (_BLOCK, _CHANNELS, wide, sums)
-    transform = Launch(kernel=transformed, grid=grid, numbers=sizes, constants=constants)
+    grid = (-(-elements // _BLOCK), 1, 1)
+    transform = Launch(
+        kernel=transformed, grid=grid, numbers=sizes, constants=(_BLOCK, _CHANNELS, wide, sums)
+    )
     images, rows, columns = problem.outputs.images
     down, across = -(-rows // 2), -(-columns // 2)
     left, _, top, _ = convolution.padding
-    numbers = (
-        *(images * down * across, down * across, across, *problem.inputs.images[1:], rows, columns),
-        *(in_group, out_group, convolution.groups, -(-out_group // outputs)),
-        *(*problem.inputs.strides, *problem.outputs.strides, top, left),
-    )
+    places = (images * down * across, down * across, across, *problem.inputs.images[1:])
+    counts = (in_group, out_group, convolution.groups, -(-out_group // outputs))
+    strides = (*problem.inputs.strides, *problem.outputs.strides)
+    numbers = (*places, rows, columns, *counts, *strides, top, left)
     precision = "tf32" if problem.tf32 else "ieee"
     widens = problem.interpreted and problem.dtype == torch.bfloat16
-    how = (outputs, tiles, _CHANNELS, problem.last, wide, precision, widens, sums)
+    constants = (outputs, tiles, _CHANNELS, problem.last, wide, precision, widens, sums)
     stages = 2 if problem.dtype in (torch.float16, torch.bfloat16) else 1
     grid = (_programs(problem, outputs, tiles), 1, 1)
     launch = Launch(
-        kernel=convolved, grid=grid, numbers=numbers, constants=how, warps=_WARPS, stages=stages
+        kernel=convolved,
+        grid=grid,
+        numbers=numbers,
+        constants=constants,
+        warps=_WARPS,
+        stages=stages,
     )
     size, dtype = 16 * elements, problem.dtype
     return LaunchPlan(
@@ -328,4 +337,5 @@ def _tiled(problem: TensorConvolution, outputs: int, tiles: int) -> LaunchPlan:
 
 
 def _sum(dtype: torch.dtype) -> tl.dtype:
+    """Return Triton's data type for sums."""
     return tl.float64 if dtype == torch.float64 else tl.float32

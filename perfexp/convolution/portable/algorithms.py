@@ -1,17 +1,24 @@
-"""Portable: differentiable convolution algorithms in torch operations, for any torch device."""
+"""Portable: differentiable convolution algorithms in torch operations, for any torch device.
+
+Inputs are (N, C, H, W), weights (O, C / G, kernel height, kernel width), outputs (N, O, height,
+width). `ALGORITHMS` has them by name. The matrix products (`gemm` and its variants) differ in how
+they copy the inputs. Winograd's minimal filtering for 3 × 3 kernels follows Lavin and Gray, "Fast
+Algorithms for …", CVPR 2016; `fourier` has the algorithms with spectra.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import isqrt
 
 import torch
 from torch.nn.functional import conv2d as conv2d_of_torch
+from torch.nn.functional import unfold
 
 from perfexp.convolution.portable.fourier import TILE, fft, fft_tiling
-from perfexp.convolution.portable.gemm import gemm, implicit_gemm, implicit_precomp_gemm
-from perfexp.convolution.portable.geometry import Convolution, Pair, wide
-from perfexp.convolution.portable.winograd import winograd, winograd_nonfused
+from perfexp.convolution.portable.geometry import Convolution, Pair, constant, wide
 from perfexp.errors import UserError, did_you_mean
 
 #: Maps inputs (N, C, H, W), weights and convolution to (N, O, height, width), without bias.
@@ -29,6 +36,7 @@ class Portable:
     """An algorithm in torch operations, and its limits.
 
     Attributes:
+        compute: function of inputs, weights and convolution, without bias.
         spectral: whether it uses an FFT, which excludes half precision.
         strided: whether it takes strides and dilations other than 1.
         kernel: the only kernel size that it takes; None for any.
@@ -57,10 +65,8 @@ class Portable:
         if self.kernel is not None and kernel != self.kernel:
             return f"the kernel is {_times(kernel)}, not {_times(self.kernel)}"
         if self.largest is not None and max(kernel) > self.largest:
-            return (
-                f"the kernel is {_times(kernel)}, larger than a tile of "
-                f"{_times((self.largest, self.largest))}"
-            )
+            tile = _times((self.largest, self.largest))
+            return f"the kernel is {_times(kernel)}, larger than a tile of {tile}"
         if not self.strided and convolution.stride != (1, 1):
             return f"the stride is {_times(convolution.stride)}, not 1"
         if not self.strided and convolution.dilation != (1, 1):
@@ -78,7 +84,8 @@ def as_torch_does(
     """Apply `compute` with all side tasks of `torch.nn.functional.conv2d`.
 
     They are casts under autocast, inputs without a batch dimension (C, H, W), empty batches and the
-    bias (O,). The result has torch's data type and memory format.
+    bias (O,). The result has torch's data type and memory format. `Engines.compute` wraps each
+    engine in it.
     """
     kind = inputs.device.type
     if torch.is_autocast_enabled(kind):
@@ -132,6 +139,227 @@ def direct(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution)
     return total.flatten(1, 2)
 
 
+def gemm(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
+    """Compute by explicit im2col and a single product.
+
+    See Chellapilla et al., "High Performance Convolutional Neural Networks", 2006.
+    """
+    size = convolution.output_size(*inputs.shape[2:])
+    padded = convolution.padded(inputs)
+    columns = unfold(
+        padded, convolution.kernel, dilation=convolution.dilation, stride=convolution.stride
+    )
+    return torch.unflatten(_grouped_product(weight.flatten(1), columns, convolution), 2, size)
+
+
+def implicit_gemm(
+    inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
+) -> torch.Tensor:
+    """Compute by kn2row: sum shifted 1 × 1 convolutions of the image, one per kernel position.
+
+    This is the accumulating form, without im2col, of Vasudevan, Anderson and Gregg, "Parallel Multi
+    Channel Convolution using General Matrix Multiplication", 2017. With a stride s, the image is
+    first split into the s² sub-images that a kernel position can fall on. So skipped pixels are not
+    computed. The result has the accumulator's data type.
+    """
+    rows, columns = convolution.output_size(*inputs.shape[2:])
+    padded = convolution.padded(inputs)
+    (down, across), dtype = convolution.stride, wide(inputs.dtype)
+    parts: dict[tuple[int, int], torch.Tensor] = {}
+    total: torch.Tensor | None = None
+    for row, column in convolution.positions:
+        y, x = row * convolution.dilation[0], column * convolution.dilation[1]
+        phase = (y % down, x % across)
+        if phase not in parts:
+            parts[phase] = padded[:, :, phase[0] :: down, phase[1] :: across]
+        image = parts[phase]
+        product = _grouped_product(weight[:, :, row, column], image.flatten(2), convolution)
+        product = torch.unflatten(product, 2, image.shape[2:])
+        top, left = y // down, x // across
+        shifted = product[:, :, top : top + rows, left : left + columns]
+        total = shifted.to(dtype, copy=True) if total is None else total.add_(shifted)
+    assert total is not None
+    return total
+
+
+def implicit_precomp_gemm(
+    inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
+) -> torch.Tensor:
+    """Gather by indices that are cached per input size, then compute a single product.
+
+    It is `gemm` with a table of indices instead of `unfold`.
+    """
+    rows, columns = convolution.output_size(*inputs.shape[2:])
+    padded = convolution.padded(inputs)
+    width, device = padded.shape[3], padded.device
+    key = ("indices", convolution, rows, columns, width, device)
+    indices = constant(key, lambda: _gather_indices(convolution, rows, columns, width, device))
+    gathered = padded.flatten(2).index_select(2, indices).flatten(1)
+    taps = convolution.kernel[0] * convolution.kernel[1]
+    matrix = gathered.reshape(inputs.shape[0], convolution.in_channels * taps, rows * columns)
+    return torch.unflatten(
+        _grouped_product(weight.flatten(1), matrix, convolution), 2, (rows, columns)
+    )
+
+
+def _gather_indices(
+    convolution: Convolution, rows: int, columns: int, width: int, device: torch.device
+) -> torch.Tensor:
+    """Return the indices into a flattened image that each kernel position reads.
+
+    The shape is (positions · rows · columns,).
+
+    Args:
+        rows: output height.
+        columns: output width.
+        width: width of the padded image.
+    """
+    axes = []
+    for axis, count in enumerate((rows, columns)):
+        taps = torch.arange(convolution.kernel[axis], device=device) * convolution.dilation[axis]
+        outputs = torch.arange(count, device=device) * convolution.stride[axis]
+        axes.append(taps[:, None] + outputs)
+    return (axes[0][:, None, :, None] * width + axes[1][None, :, None, :]).flatten()
+
+
+def _grouped_product(
+    weight: torch.Tensor, columns: torch.Tensor, convolution: Convolution
+) -> torch.Tensor:
+    """Multiply weights (O, K / G) by columns (N, K, L), group by group, to (N, O, L).
+
+    K counts input channels times kernel positions, L output pixels.
+    """
+    groups = convolution.groups
+    if groups == 1:
+        return weight @ columns
+    grouped = torch.unflatten(columns, 1, (groups, columns.shape[1] // groups))
+    return (torch.unflatten(weight, 0, (groups, convolution.out_group)) @ grouped).flatten(1, 2)
+
+
+#: Bᵀ, G and Aᵀ of F(2 × 2, 3 × 3); Lavin and Gray, section 4.1.
+_F2 = (
+    ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)),
+    ((1, 0, 0), (1 / 2, 1 / 2, 1 / 2), (1 / 2, -1 / 2, 1 / 2), (0, 0, 1)),
+    ((1, 1, 1, 0), (0, 1, -1, -1)),
+)
+#: Bᵀ, G and Aᵀ of F(4 × 4, 3 × 3); Lavin and Gray, section 4.3.
+_F4 = (
+    (
+        (4, 0, -5, 0, 1, 0),
+        (0, -4, -4, 1, 1, 0),
+        (0, 4, -4, -1, 1, 0),
+        (0, -2, -1, 2, 1, 0),
+        (0, 2, -1, -2, 1, 0),
+        (0, 4, 0, -5, 0, 1),
+    ),
+    (
+        (1 / 4, 0, 0),
+        (-1 / 6, -1 / 6, -1 / 6),
+        (-1 / 6, 1 / 6, -1 / 6),
+        (1 / 24, 1 / 12, 1 / 6),
+        (1 / 24, -1 / 12, 1 / 6),
+        (0, 0, 1),
+    ),
+    ((1, 1, 1, 1, 1, 0), (0, 1, -1, 2, -2, 0), (0, 1, 1, 4, 4, 0), (0, 1, -1, 8, -8, 1)),
+)
+
+#: A transform: from (rows, columns, …) to (rows, columns, …) with other lengths.
+_Transform = Callable[[torch.Tensor], torch.Tensor]
+
+
+def winograd(inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution) -> torch.Tensor:
+    """Compute by F(2 × 2, 3 × 3): 16 multiplications instead of 36 for four outputs.
+
+    Each transform takes one pass: both directions are a single product with the Kronecker product
+    of the transform's matrix with itself.
+    """
+    transforms = [
+        partial(_in_one_pass, _transform_matrix("F2", rows, inputs, kronecker=True)) for rows in _F2
+    ]
+    return _winograd(inputs, weight, convolution, 2, transforms)
+
+
+def winograd_nonfused(
+    inputs: torch.Tensor, weight: torch.Tensor, convolution: Convolution
+) -> torch.Tensor:
+    """Compute by F(4 × 4, 3 × 3): 36 multiplications instead of 144 for 16 outputs.
+
+    Each transform takes two stages. The transforms' constants make it less exact than F(2 × 2, 3 ×
+    3).
+    """
+    transforms = [
+        partial(_in_two_stages, _transform_matrix("F4", rows, inputs, kronecker=False))
+        for rows in _F4
+    ]
+    return _winograd(inputs, weight, convolution, 4, transforms)
+
+
+def _in_one_pass(matrix: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
+    """Transform tiles (rows, columns, …) in both directions, with a Kronecker product as matrix."""
+    length = isqrt(len(matrix))
+    return (matrix @ tiles.flatten(0, 1).flatten(1)).reshape(length, length, *tiles.shape[2:])
+
+
+def _in_two_stages(matrix: torch.Tensor, tiles: torch.Tensor) -> torch.Tensor:
+    """Transform tiles (rows, columns, …) by the matrix, first down, then across."""
+    for _ in ("down", "across"):
+        tiles = (matrix @ tiles.flatten(1)).reshape(len(matrix), *tiles.shape[1:]).transpose(0, 1)
+    return tiles
+
+
+def _transform_matrix(
+    name: str, rows: tuple[tuple[float, ...], ...], inputs: torch.Tensor, *, kronecker: bool
+) -> torch.Tensor:
+    """Return a transform's matrix, in the data type of the sums, on the inputs' device.
+
+    Args:
+        name: part of the cache key.
+        kronecker: whether to return its Kronecker product with itself, for both directions at once.
+    """
+    dtype, device = wide(inputs.dtype), inputs.device
+
+    def make() -> torch.Tensor:
+        matrix = torch.tensor(rows, dtype=torch.float64, device="cpu")
+        if kronecker:
+            matrix = torch.kron(matrix, matrix)
+        return matrix.to(dtype).to(device)
+
+    return constant((name, rows, kronecker, dtype, device), make)
+
+
+def _winograd(
+    inputs: torch.Tensor,
+    weight: torch.Tensor,
+    convolution: Convolution,
+    step: int,
+    transforms: Sequence[_Transform],
+) -> torch.Tensor:
+    """Compute Y = Aᵀ [Σ (G g Gᵀ) ⊙ (Bᵀ d B)] A for all tiles d at once.
+
+    There is a matrix product per tile element. Half precisions are transformed in float32 and
+    multiplied in half precision. The result has the data type of the sums.
+
+    Args:
+        step: outputs per tile in each direction.
+        transforms: Bᵀ for data, G for kernels and Aᵀ for outputs, applied in both directions.
+    """
+    of_data, of_kernels, of_outputs = transforms
+    rows, columns = convolution.output_size(*inputs.shape[2:])
+    down, across = -(-rows // step), -(-columns // step)
+    batch, groups, dtype = inputs.shape[0], convolution.groups, wide(inputs.dtype)
+    padded = convolution.padded(inputs, down * step + 2, across * step + 2).to(dtype)
+    tiles = padded.unfold(2, step + 2, step).unfold(3, step + 2, step)[:, :, :down, :across]
+    data = of_data(tiles.permute(4, 5, 1, 0, 2, 3))
+    data = torch.unflatten(data, 2, (groups, convolution.in_group)).flatten(4)
+    kernels = of_kernels(weight.to(dtype).permute(2, 3, 0, 1))
+    kernels = torch.unflatten(kernels, 2, (groups, convolution.out_group))
+    products = kernels.to(inputs.dtype) @ data.to(inputs.dtype)  # (tile, tile, G, O / G, N · tiles)
+    outputs = of_outputs(products.to(dtype).flatten(2, 3))
+    outputs = torch.unflatten(outputs, 3, (batch, down, across)).permute(3, 2, 4, 0, 5, 1)
+    whole = outputs.reshape(batch, convolution.out_channels, down * step, across * step)
+    return whole[:, :, :rows, :columns]
+
+
 #: All algorithms by name.
 ALGORITHMS = {
     "direct": Portable(compute=direct),
@@ -150,6 +378,8 @@ def canonical(
 ) -> str:
     """Return an algorithm's canonical name; for example, `Implicit-GEMM` is understood.
 
+    Names in settings pass through it.
+
     Raises:
         UserError: there is no such name.
     """
@@ -160,7 +390,10 @@ def canonical(
 
 
 def misfit(convolution: Convolution, shape: Sequence[int]) -> str | None:
-    """Return why no algorithm can take inputs with this shape; None if they fit."""
+    """Return why no algorithm can take inputs with this shape; None if they fit.
+
+    Layers leave such inputs to torch, which raises its own error.
+    """
     if len(shape) not in (3, 4):
         return f"the inputs have {len(shape)} dimensions"
     if shape[-3] != convolution.in_channels:
@@ -181,7 +414,8 @@ def effective_dtype(inputs: torch.Tensor) -> torch.dtype:
 def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
     """Return whether torch treats strides of (N, C, H, W) as NHWC.
 
-    The rule is c10's `is_channels_last_strides_2d`.
+    The rule is c10's `is_channels_last_strides_2d`. Results get the memory format that torch would
+    give them.
     """
     least = 0
     for axis in (1, 3, 2, 0):
@@ -192,20 +426,23 @@ def is_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor after autocast."""
     return tensor.to(_cast_type(tensor.dtype, dtype))
 
 
-def _cast_type(dtype: torch.dtype, wanted: torch.dtype) -> torch.dtype:
+def _cast_type(dtype: torch.dtype, autocast_dtype: torch.dtype) -> torch.dtype:
     """Return the data type after autocast.
 
     Autocast leaves float64 and non-floating-point types unchanged.
     """
-    return wanted if dtype in (torch.float32, *_HALF) else dtype
+    return autocast_dtype if dtype in (torch.float32, *_HALF) else dtype
 
 
 def _bare(dtype: torch.dtype) -> str:
+    """Return a data type's name, for example `float16`."""
     return str(dtype).removeprefix("torch.")
 
 
 def _times(numbers: Sequence[int]) -> str:
+    """Return sizes for a message, for example `3×3`."""
     return "×".join(map(str, numbers))

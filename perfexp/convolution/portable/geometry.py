@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch.nn.functional import pad
@@ -79,24 +80,24 @@ class Convolution:
         return ((row, column) for row in range(self.kernel[0]) for column in range(self.kernel[1]))
 
     def output_size(self, height: int, width: int) -> Pair:
-        """Return the output height and width; below 1 if the kernel does not fit.
+        """Return the output height and width in pixels; below 1 if the kernel does not fit.
 
         Args:
             height: height of the unpadded inputs.
             width: width of the unpadded inputs.
         """
         left, right, top, bottom = self.padding
-        return (
-            (height + top + bottom - self.dilation[0] * (self.kernel[0] - 1) - 1) // self.stride[0]
-            + 1,
-            (width + left + right - self.dilation[1] * (self.kernel[1] - 1) - 1) // self.stride[1]
-            + 1,
-        )
+        reach = [step * (size - 1) for step, size in zip(self.dilation, self.kernel, strict=True)]
+        down, across = self.stride
+        rows = (height + top + bottom - reach[0] - 1) // down + 1
+        columns = (width + left + right - reach[1] - 1) // across + 1
+        return rows, columns
 
     def padded(self, inputs: torch.Tensor, height: int = 0, width: int = 0) -> torch.Tensor:
         """Return inputs (N, C, H, W) with zero padding.
 
-        They are extended at the bottom and right to at least the total `height` and `width`.
+        They are extended at the bottom and right to at least the total `height` and `width`, which
+        Winograd's tiles need.
         """
         left, right, top, bottom = self.padding
         bottom += max(0, height - inputs.shape[2] - top - bottom)
@@ -107,17 +108,8 @@ class Convolution:
 
     def flops(self, batch: int, height: int, width: int) -> int:
         """Return two FLOPs per multiplication in the definition, for a batch of unpadded inputs."""
-        rows, columns = self.output_size(height, width)
-        return (
-            2
-            * batch
-            * self.out_channels
-            * rows
-            * columns
-            * self.in_group
-            * self.kernel[0]
-            * self.kernel[1]
-        )
+        outputs = batch * self.out_channels * prod(self.output_size(height, width))
+        return 2 * outputs * self.in_group * prod(self.kernel)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -128,7 +120,8 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def constant(key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
     """Return the cached result of `make`; the key must include data type and device.
 
-    A tracing compiler sees how the tensor is made and does its own constant folding.
+    Transforms and indices are made this way, once per shape. A tracing compiler sees how the tensor
+    is made and does its own constant folding.
     """
     if torch.compiler.is_compiling():
         return make()
@@ -147,6 +140,7 @@ def clear_constants() -> None:
 
 
 def _pair(value: int | Sequence[int]) -> Pair:
+    """Return (down, across) for one number or two."""
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
@@ -158,15 +152,9 @@ def _sides(
     An odd `same` padding has an additional zero at the end, as in torch.
     """
     if isinstance(padding, str):
-        needed = [
-            spread * (size - 1) if padding == "same" else 0
-            for size, spread in zip(kernel, dilation, strict=True)
-        ]
-        return (
-            needed[1] // 2,
-            needed[1] - needed[1] // 2,
-            needed[0] // 2,
-            needed[0] - needed[0] // 2,
-        )
+        if padding != "same":  # `valid`
+            return 0, 0, 0, 0
+        down, across = [spread * (size - 1) for size, spread in zip(kernel, dilation, strict=True)]
+        return across // 2, across - across // 2, down // 2, down - down // 2
     down, across = _pair(padding)
     return across, across, down, down

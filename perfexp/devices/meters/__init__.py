@@ -1,4 +1,9 @@
-"""Interface of energy meters. Each kind of meter has its own module here."""
+"""Interface of energy meters. Each kind of meter has its own module here.
+
+A meter has an energy counter (joules), a power sensor (watts), or both. `track` stores a meter's
+answers, `watch` decides when to query it, `feeding` keeps the device busy, and
+`energy_metrics` turns the answers into metrics.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +24,11 @@ class PowerKind(StrEnum):
 
 
 class Reading(NamedTuple):
-    """A meter's answer, or a value derived from answers; None with a reason and a remedy.
+    """A meter's answer, or a value derived from answers.
 
     Attributes:
+        value: the value; None if it is unknown.
+        reason: why the value is unknown, and a remedy.
         half_width: half-width of the 95 % interval, in the value's unit; None without an interval.
     """
 
@@ -31,9 +38,11 @@ class Reading(NamedTuple):
 
 
 class Meter(Protocol):
-    """An energy counter, for example for a board, a package or part of a package.
+    """An energy counter or power sensor, for example for a board, a package or part of a package.
 
     Attributes:
+        name: unique name for the record, for example `rapl intel-rapl:0`.
+        covers: what the energy includes, for example "the board NVIDIA H100".
         accuracy: largest relative scale error according to a source; None if no source is known.
     """
 
@@ -53,13 +62,13 @@ class Meter(Protocol):
         return None
 
     def energy_joules(self) -> Reading:
-        """Return the current counter; only differences are meaningful."""
+        """Return the current counter in joules; only differences are meaningful."""
 
     def power_watts(self) -> Reading:
         """Return the current power, or the average over the last second: see `power_kind`."""
 
     def doubts(self) -> list[Diagnostic]:
-        """Return diagnostics about the meter's values in the current situation."""
+        """Return diagnostics about the meter's values now, such as a power that is an average."""
         limit = "its power is an average over about a second, whose integral follows changes late"
         if self.power_kind is not PowerKind.average:
             return []
@@ -72,6 +81,7 @@ class DeviceMeters:
 
     Attributes:
         reason: why there are no meters, and a remedy.
+        doubts: diagnostics about the choice of meters.
     """
 
     meters: tuple[Meter, ...] = ()
@@ -97,7 +107,10 @@ def if_readable(meter: Meter, suffix: str = "") -> DeviceMeters:
 
 
 def together(founds: list[DeviceMeters]) -> DeviceMeters:
-    """Return the meters of several devices; if any device has no meter, return none."""
+    """Return the meters of several devices; if any device has no meter, return none.
+
+    The energy of a run must include all its devices. A meter that two devices share counts once.
+    """
     doubts = tuple(doubt for device in founds for doubt in device.doubts)
     reasons = dict.fromkeys(device.reason for device in founds if not device.meters)
     if reasons or not founds:

@@ -43,22 +43,22 @@ class AmdSmiMeter(Meter):
 
     @property
     def wrap_joules(self) -> float | None:
+        """Return the range of a 64-bit counter in joules; None if AMD SMI does not answer."""
         with suppress(Exception):
-            return float(
-                2**64 * self._smi.amdsmi_get_energy_count(self._handle)["counter_resolution"] * 1e-6
-            )
+            answer = self._smi.amdsmi_get_energy_count(self._handle)
+            return float(2**64 * answer["counter_resolution"] * 1e-6)
         return None
 
     def energy_joules(self) -> Reading:
-        """See `Meter`; the accumulator counts units of `counter_resolution` microjoules."""
+        """Return the counter in joules, or why AMD SMI reports none.
+
+        It counts units of `counter_resolution` microjoules.
+        """
         try:
             answer = self._smi.amdsmi_get_energy_count(self._handle)
         except self._smi.AmdSmiException as error:
-            reason = (
-                f"AMD SMI does not report the energy: {_message(error)}; guests of a hypervisor "
-                "have none"
-            )
-            return Reading(None, reason)
+            reason = f"AMD SMI does not report the energy: {_message(error)}"
+            return Reading(None, f"{reason}; guests of a hypervisor have none")
         joules = answer["energy_accumulator"] * answer["counter_resolution"] * 1e-6
         if joules <= 0:
             return Reading(
@@ -69,6 +69,7 @@ class AmdSmiMeter(Meter):
         return Reading(joules)
 
     def power_watts(self) -> Reading:
+        """Return the socket's power, or why AMD SMI reports none."""
         if self._key is None:
             return Reading(
                 None,
@@ -83,18 +84,17 @@ class AmdSmiMeter(Meter):
         return Reading(None, f"AMD SMI reports a power of {watts}")
 
     def doubts(self) -> list[Diagnostic]:
-        """See `Meter`; for example untested code, the package's other die, or an average power."""
+        """Return diagnostics: untested code, the package's other die, or an average power."""
         doubts = [diagnostics.make("untested", what=f"the meter {self.name}")]
         if self._two_dies:
-            doubts.append(
-                diagnostics.make("meter_shared", meter=self.name, others="the package's other die")
-            )
+            others = "the package's other die"
+            doubts.append(diagnostics.make("meter_shared", meter=self.name, others=others))
         return [*doubts, *super().doubts()]
 
     def _choose_power(self) -> tuple[str | None, PowerKind]:
-        """Return the available power: current on MI300 and later, average on earlier boards.
+        """Return the available power's key and kind: current on MI300 and later, else average.
 
-        The other value is `N/A`.
+        AMD SMI reports the other power as `N/A`. Without either, the key is None.
         """
         with suppress(Exception):
             answer = self._smi.amdsmi_get_power_info(self._handle)
@@ -105,7 +105,11 @@ class AmdSmiMeter(Meter):
 
 
 def find(pci_bus_id: str | None) -> DeviceMeters:
-    """Return the meter for a board by PCI bus id, for example `0000:c1:00.0`."""
+    """Return the meter for a board, or the reason for none.
+
+    Args:
+        pci_bus_id: for example `0000:c1:00.0`; None if torch does not report it.
+    """
     if pci_bus_id is None:
         return none_because(
             "AMD boards are found by their PCI bus id, which this build of torch does not report"
@@ -136,4 +140,5 @@ def _is_power(value: Any) -> bool:
 
 
 def _message(error: Exception) -> str:
+    """Return an error's message on one line, or its class."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,8 @@
-"""Conversion of all meters' windows to a record's metrics, facts and diagnostics."""
+"""Conversion of all meters' windows to a record's metrics, facts and diagnostics.
+
+A window is a time span of metered calls between two counter ticks. A meter's power comes from its
+energy counter; the integral of its power readings checks the counter.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,8 @@ from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric
 from perfexp.statistics.estimators import Interval, differ
 
-#: Tolerated uncertainty of the window length, and tolerated change in call time.
-_COARSE, _PACE = 0.01, 0.03
+#: Tolerated relative uncertainty of the window length, and tolerated relative change in call time.
+_MOST_UNCERTAINTY, _MOST_CHANGE = 0.01, 0.03
 _NO_COUNTER = "it has no energy counter: the energy is the integral of its power, without a check"
 
 
@@ -34,7 +38,13 @@ class Power:
     """Mean power of everything that is metered.
 
     Attributes:
+        parts: one entry per meter.
+        mean_watts: sum of the meters' powers, with a 95 % interval.
+        counter_watts: the same by energy counters alone.
+        integral_watts: the same by integrated power readings alone.
+        accuracy: largest scale error of the meters; None if it is unknown for any.
         difference: relative difference between integral and counter.
+        estimated: whether any part is an integral because its meter has no counter.
     """
 
     def __init__(self, windows: Sequence[Windows], tracks: Sequence[Track]) -> None:
@@ -60,7 +70,10 @@ class Power:
 
     @property
     def integral_uncertainty(self) -> Reading:
-        """Return the relative standard uncertainty of the sum of integrals."""
+        """Return the relative standard uncertainty of the sum of integrals, or why it is missing.
+
+        The meters' uncertainties in watts combine in quadrature.
+        """
         watts, errors = [], []
         for window in self.windows:
             mean_watts, relative = window.integral_watts.value, window.integral_uncertainty
@@ -72,46 +85,48 @@ class Power:
         return Reading(math.hypot(*errors) / sum(watts))
 
     def facts(self) -> list[dict[str, Any]]:
-        """Return each meter's identity, window, and all answers since the window began."""
+        """Return each meter's identity, window, and all answers since the window began.
+
+        They are JSON values for the record; times are in seconds after the window's start.
+        """
         facts = []
-        for each, track in zip(self.windows, self._tracks, strict=True):
+        for windows, track in zip(self.windows, self._tracks, strict=True):
+            start = windows.edges[0]
             meter = {
                 "name": track.meter.name,
                 "covers": track.meter.covers,
                 "power_kind": track.meter.power_kind.value,
-                "window_seconds": each.seconds,
-                "window_uncertainty": each.uncertainty,
-                "edges": [round(edge - each.edges[0], 6) for edge in each.edges],
-                "window_watts": list(each.watts),
-                "counter_watts": each.counter_watts.value,
-                "integral_watts": each.integral_watts.value,
-                "difference": each.difference,
-                "integral_uncertainty": each.integral_uncertainty,
+                "window_seconds": windows.seconds,
+                "window_uncertainty": windows.uncertainty,
+                "edges": [round(edge - start, 6) for edge in windows.edges],
+                "window_watts": list(windows.watts),
+                "counter_watts": windows.counter_watts.value,
+                "integral_watts": windows.integral_watts.value,
+                "difference": windows.difference,
+                "integral_uncertainty": windows.integral_uncertainty,
                 "tick_seconds": track.tick_seconds,
                 "query_seconds": track.query_seconds,
                 "wraps": track.wraps,
-                "counter": _columns(track.readings, each.edges[0], "joules"),
-                "power": _columns(track.powers, each.edges[0], "watts"),
+                "counter": _columns(track.readings, start, "joules"),
+                "power": _columns(track.powers, start, "watts"),
             }
             facts.append(meter)
         return facts
 
 
 def _part(windows: Windows, track: Track) -> Part:
-    """Return the counter's power, or the integral's if the meter has no counter.
+    """Return a meter's power by its counter, or by the integral if it has no counter.
 
-    A counter that disagrees with the integral gives no power.
+    A counter that disagrees with the integral gives no power. A counter that cannot be checked
+    gives its power and a diagnostic.
     """
     doubts: list[Diagnostic] = []
     counter, integral, name = windows.counter_watts, windows.integral_watts, track.meter.name
     if counter.value is None and integral.value is not None and not track.readings:
         # the board has no counter, rather than a failed one
-        return Part(
-            integral,
-            [diagnostics.make("meter_limited", meter=name, limit=_NO_COUNTER)],
-            estimated=True,
-        )
-    if (uncertainty := windows.uncertainty) is not None and uncertainty > _COARSE:
+        unchecked = diagnostics.make("meter_limited", meter=name, limit=_NO_COUNTER)
+        return Part(integral, [unchecked], estimated=True)
+    if (uncertainty := windows.uncertainty) is not None and uncertainty > _MOST_UNCERTAINTY:
         window = f"the window of {windows.seconds:.2f} s is uncertain by {uncertainty:.1%}"
         limit = f"its updates were seen so late between the calls that {window}"
         doubts.append(diagnostics.make("meter_limited", meter=name, limit=limit))
@@ -122,9 +137,8 @@ def _part(windows: Windows, track: Track) -> Part:
             f"power ({deviation:+.1%}, tolerated ±{tolerance:.0%}) after {seconds:.1f} s"
         )
         doubts.append(diagnostics.make("meter_fault", meter=name, fault=fault))
-        counter = Reading(
-            None, f"energy counter and integral of {name}'s power differ by {deviation:+.1%}"
-        )
+        reason = f"energy counter and integral of {name}'s power differ by {deviation:+.1%}"
+        counter = Reading(None, reason)
     elif windows.is_unchecked:
         limit = (
             "the power varies so much that its integral cannot check the counter to better than "
@@ -148,7 +162,7 @@ def total(readings: Sequence[Reading]) -> Reading:
 
 
 def product(first: Reading, second: Reading) -> Reading:
-    """Return the product, or the reason for a missing factor.
+    """Return the product of two readings, such as watts and seconds, or the missing one's reason.
 
     The relative half-width is √(a² + b²) (delta method). It is missing if a factor's half-width is
     missing; an exact factor has the half-width 0.
@@ -162,15 +176,17 @@ def product(first: Reading, second: Reading) -> Reading:
 
 
 def above(watts: Reading, idle_watts: Reading) -> Reading:
-    """Return the power above the idle power; half-widths add in quadrature."""
+    """Return the power above the idle power, or why it is missing.
+
+    Half-widths add in quadrature.
+    """
     if watts.value is None:
         return watts
     if idle_watts.value is None:
         return Reading(None, f"the idle power is not known: {idle_watts.reason}")
     if watts.value <= idle_watts.value:
-        return Reading(
-            None, f"the mean power is not above the idle power of {idle_watts.value:.4g} W"
-        )
+        reason = f"the mean power is not above the idle power of {idle_watts.value:.4g} W"
+        return Reading(None, reason)
     half_width = watts.half_width
     if half_width is not None:
         half_width = math.hypot(half_width, idle_watts.half_width or 0.0)
@@ -178,25 +194,25 @@ def above(watts: Reading, idle_watts: Reading) -> Reading:
 
 
 def midway(before: Reading, after: Reading) -> Reading:
-    """Return the mean of two measurements of one power, with half-widths in quadrature.
+    """Return the mean of the idle power before and after the calls, with a 95 % interval.
 
-    If the two differ by more than that, for example because of heat, the interval covers both
-    intervals.
+    The half-widths combine in quadrature. If the two differ by more than that, for example because
+    of heat, the interval covers both intervals.
     """
     if after.value is None:
         return before
     if before.value is None:
         return after
     widths = (before.half_width or 0.0, after.half_width or 0.0)
-    apart, together = abs(after.value - before.value), math.hypot(*widths)
-    half_width = together / 2
-    if apart > together:
-        half_width = apart / 2 + max(widths)
+    difference_watts, uncertainty = abs(after.value - before.value), math.hypot(*widths)
+    half_width = uncertainty / 2
+    if difference_watts > uncertainty:
+        half_width = difference_watts / 2 + max(widths)
     return Reading((before.value + after.value) / 2, half_width=half_width)
 
 
 def metric(name: str, reading: Reading, *, estimated: bool = False) -> Metric:
-    """Return a metric for the record.
+    """Return a metric for the record; missing, with the reason, if the reading is.
 
     Args:
         estimated: whether the value is derived from another quantity than its name says.
@@ -210,7 +226,9 @@ def metric(name: str, reading: Reading, *, estimated: bool = False) -> Metric:
 
 
 def another_pace(call_seconds: Reading, clean: Interval | None) -> bool:
-    """Return whether call times during metering and timing differ.
+    """Return whether call times during metering and timing differ by more than 3 %.
+
+    If so, power and timed seconds do not belong together.
 
     Args:
         call_seconds: call time during metering.
@@ -218,12 +236,13 @@ def another_pace(call_seconds: Reading, clean: Interval | None) -> bool:
     """
     if not call_seconds.value or clean is None:
         return False
-    return differ(Interval(value=call_seconds.value, low=None, high=None), clean, _PACE)
+    return differ(Interval(value=call_seconds.value, low=None, high=None), clean, _MOST_CHANGE)
 
 
 def _columns(
     samples: Sequence[tuple[float, float]], start: float, name: str
 ) -> dict[str, list[float]]:
+    """Return samples as two rounded columns, seconds after `start` and the values under `name`."""
     columns: dict[str, list[float]] = {"seconds": [], name: []}
     for seconds, value in samples:
         columns["seconds"].append(round(seconds - start, 6))

@@ -1,4 +1,8 @@
-"""Feeding a device with calls while another thread queries the meters."""
+"""Feeding a device with calls while another thread queries the meters.
+
+The energy probe keeps the device as busy as during timing, so that the power belongs to the timed
+calls.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +28,20 @@ _LEAD_SECONDS = 0.02
 
 
 class StreamPosition(NamedTuple):
-    """A position in the stream of calls."""
+    """A position in the stream of calls: an event, and the number of calls before it."""
 
     event: Event
     calls: int
 
 
 class Feeder:
-    """Keeps a device busy with a call.
+    """Keeps a device busy with a call, and counts completed calls by events.
 
-    Calls are enqueued slightly ahead on an asynchronous device. On a synchronous device they simply
-    run.
+    Calls are enqueued about 20 ms ahead on an asynchronous device. On a synchronous device they
+    simply run. The first call runs at once, to estimate the call time.
+
+    Args:
+        sleep: function that waits for some seconds; tests advance simulated time instead.
     """
 
     def __init__(
@@ -58,6 +65,8 @@ class Feeder:
     def feed(self, rest_seconds: float = _BLOCK_SECONDS) -> None:
         """Enqueue a block of calls, or rest if the device has enough pending work.
 
+        `threaded` calls it in a loop, so events are checked at least once in `rest_seconds`.
+
         Args:
             rest_seconds: maximum rest.
         """
@@ -69,7 +78,7 @@ class Feeder:
             self._enqueue(min(max(int(_BLOCK_SECONDS / self._call_seconds), 1), _MOST_CALLS))
 
     def begin(self) -> None:
-        """Begin the window about now."""
+        """Begin the window about now, at the last event that the device has passed."""
         self._collect()
         self.start = self._passed
 
@@ -84,7 +93,7 @@ class Feeder:
         return self._passed.calls - self.start.calls, taken
 
     def half_width(self, edges: Sequence[float]) -> float | None:
-        """Return the half-width of the mean call time's 95 % interval over windows.
+        """Return the half-width of the mean call time's 95 % interval in seconds, over windows.
 
         None for too few calls.
 
@@ -100,9 +109,14 @@ class Feeder:
         return windows_half_width((lengths / counts).tolist(), counts.tolist())
 
     def _now(self) -> float:
+        """Return the host's clock in seconds."""
         return self._device.now_ns() * 1e-9
 
     def _enqueue(self, calls: int) -> None:
+        """Enqueue a block of calls, and an event that marks its end.
+
+        The expected end of all pending work moves on by the block's duration.
+        """
         begun = self._now()
         for _ in range(calls):
             self._call()
@@ -113,7 +127,10 @@ class Feeder:
         self._busy_until = max(self._busy_until, begun) + calls * self._call_seconds
 
     def _collect(self) -> None:
-        """Update the passed position, the call time, and the latest end of pending work."""
+        """Update the passed position, the call time, and the latest end of pending work.
+
+        It handles all events that the device has passed since the last time.
+        """
         while self._pending and self._device.passed(self._pending[0].event):
             before, self._passed = self._passed, self._pending.popleft()
             seconds = self._device.elapsed_seconds(before.event, self._passed.event)
@@ -133,7 +150,7 @@ Beside = Callable[[Watch, Feeder], tuple[int, float]]
 
 
 def threaded(watch: Watch, feeder: Feeder) -> tuple[int, float]:
-    """See `Beside`.
+    """Feed until the watch is over; return the window's calls and seconds. See `Beside`.
 
     This thread feeds; another thread queries and releases the GIL in the driver.
     """

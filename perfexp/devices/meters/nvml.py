@@ -1,4 +1,4 @@
-"""Energy counter and power of an NVIDIA board from NVML."""
+"""Energy counter and power of an NVIDIA board from NVML, the driver's management library."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ class NvmlMeter(Meter):
     def __init__(self, nvml: Any, handle: Any, name: str) -> None:
         self._nvml, self._handle = nvml, handle
         self.name = f"nvml {name}"
-        self.covers = f"the board {self._ask('Name') or name}"
-        self._question, self.power_kind = self._choose_power()
+        self.covers = f"the board {self._query('Name') or name}"
+        self._read_milliwatts, self.power_kind = self._choose_power()
 
     def energy_joules(self) -> Reading:
-        """See `Meter`; NVML counts millijoules since the driver was loaded."""
+        """Return the counter in joules since the driver was loaded, or why NVML reports none."""
         try:
             return Reading(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle) * 1e-3)
         except self._nvml.NVMLError as error:
             return Reading(None, f"NVML does not report the energy: {error}; {_NO_COUNTER}")
 
     def power_watts(self) -> Reading:
-        """See `Meter`; NVML reports milliwatts."""
+        """Return the power, or why NVML refuses; NVML reports milliwatts."""
         try:
-            return Reading(self._question() * 1e-3)
+            return Reading(self._read_milliwatts() * 1e-3)
         except self._nvml.NVMLError as error:
             return Reading(
                 None,
@@ -62,9 +62,9 @@ class NvmlMeter(Meter):
             )
 
     def doubts(self) -> list[Diagnostic]:
-        """See `Meter`; other processes on the board, or an average power."""
+        """Return diagnostics: other processes on the board, or a power that is an average."""
         # without this process, whatever its number there
-        others = len(self._ask("ComputeRunningProcesses") or []) - 1
+        others = len(self._query("ComputeRunningProcesses") or []) - 1
         who = f"other processes on the board ({others})"
         doubts = super().doubts()
         if others > 0:
@@ -72,21 +72,23 @@ class NvmlMeter(Meter):
         return doubts
 
     def _choose_power(self) -> tuple[Callable[[], float], PowerKind]:
-        """Return the query for instantaneous power, or the board's substitute."""
+        """Return the query for the power in milliwatts, and what it means.
+
+        Instantaneous power is preferred; older drivers and boards have a substitute.
+        """
         # fails with an older driver or an older nvidia-ml-py
         with suppress(self._nvml.NVMLError, AttributeError):
             self._instantaneous_milliwatts()
             return self._instantaneous_milliwatts, PowerKind.instantaneous
-        if self._ask("PowerUsage") is None:
+        if self._query("PowerUsage") is None:
             return self._usage_milliwatts, PowerKind.absent
-        capability = self._ask("CudaComputeCapability")
-        of_the_moment = capability is not None and tuple(capability) <= _LAST_INSTANTANEOUS
-        return (
-            self._usage_milliwatts,
-            PowerKind.instantaneous if of_the_moment else PowerKind.average,
-        )
+        capability = self._query("CudaComputeCapability")
+        if capability is not None and tuple(capability) <= _LAST_INSTANTANEOUS:
+            return self._usage_milliwatts, PowerKind.instantaneous
+        return self._usage_milliwatts, PowerKind.average
 
     def _instantaneous_milliwatts(self) -> float:
+        """Return the board's power now; raise an NVML error if it has none."""
         nvml = self._nvml
         [answer] = nvml.nvmlDeviceGetFieldValues(self._handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
         if answer.nvmlReturn != nvml.NVML_SUCCESS:
@@ -94,9 +96,11 @@ class NvmlMeter(Meter):
         return int(answer.value.uiVal)
 
     def _usage_milliwatts(self) -> float:
+        """Return the board's plain power, which newer boards average over a second."""
         return int(self._nvml.nvmlDeviceGetPowerUsage(self._handle))
 
-    def _ask(self, subject: str) -> Any:
+    def _query(self, subject: str) -> Any:
+        """Return NVML's answer about a subject, for example `PowerUsage`; None if it refuses."""
         return answer(self._nvml, getattr(self._nvml, f"nvmlDeviceGet{subject}"), self._handle)
 
 
@@ -111,18 +115,21 @@ def initialized() -> Any:
     return pynvml
 
 
-def answer(nvml: Any, question: Callable[..., Any], *arguments: Any) -> Any:
+def answer(nvml: Any, query: Callable[..., Any], *arguments: Any) -> Any:
     """Return NVML's answer; None if it refuses."""
     with suppress(nvml.NVMLError):
-        return question(*arguments)
+        return query(*arguments)
     return None
 
 
 def find(uuid: str) -> DeviceMeters:
-    """Return the meter for a board by torch's UUID. A MIG slice has its own UUID."""
+    """Return the meter for a board by torch's UUID, or the reason for none.
+
+    A MIG slice, a part of a board, has its own UUID and no meter.
+    """
     try:
         nvml = initialized()
-        handle = _by_uuid(nvml, uuid)
+        handle = _board_handle(nvml, uuid)
     except ImportError:
         return none_because("nvidia-ml-py is not installed; pip install nvidia-ml-py")
     except Exception as error:  # from NVML
@@ -136,17 +143,17 @@ def find(uuid: str) -> DeviceMeters:
     return if_readable(NvmlMeter(nvml, handle, uuid), ", nor has it a power sensor")
 
 
-def _by_uuid(nvml: Any, uuid: str) -> Any:
-    """Return the handle of a whole board; None for a slice's UUID."""
+def _board_handle(nvml: Any, uuid: str) -> Any:
+    """Return NVML's handle for a whole board; None for a slice's UUID.
+
+    torch reports UUIDs without their prefix, so both are tried.
+    """
     bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
+    prefix = "MIG" if uuid.startswith("MIG-") else "GPU"
     try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(
-            f"{'MIG' if uuid.startswith('MIG-') else 'GPU'}-{bare}"
-        )
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"{prefix}-{bare}")
     except nvml.NVMLError:
         if answer(nvml, nvml.nvmlDeviceGetHandleByUUID, f"MIG-{bare}") is None:
             raise
         return None
-    if uuid.startswith("MIG-"):
-        return None
-    return handle
+    return None if prefix == "MIG" else handle

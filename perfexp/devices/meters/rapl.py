@@ -1,6 +1,7 @@
 """RAPL: energy counters for CPU packages and their memory, through Linux's powercap.
 
-Source: the kernel's Documentation/power/powercap/powercap.rst. AMD CPUs appear under Intel's names.
+Each counter is a zone, a folder such as `intel-rapl:0`. Source: the kernel's
+Documentation/power/powercap/powercap.rst. AMD CPUs appear under Intel's names.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class RaplMeter(Meter):
             self.wrap_joules = int(microjoules) * 1e-6
 
     def energy_joules(self) -> Reading:
-        """See `Meter`; the kernel counts microjoules."""
+        """Return the counter in joules, or why it cannot be read; the kernel counts microjoules."""
         try:
             return Reading(int(self._energy.read_text()) * 1e-6)
         except PermissionError:
@@ -51,14 +52,16 @@ class RaplMeter(Meter):
             return Reading(None, f"{self._energy} can't be read: {error}")
 
     def power_watts(self) -> Reading:
+        """Return no power, with the reason."""
         return Reading(None, "RAPL has an energy counter and no power sensor")
 
 
 def find(powercap: Path = POWERCAP) -> DeviceMeters:
     """Return meters for the packages and, if there are zones for it, their memory.
 
-    A package includes its sub-zones `core` and `uncore`; `dram` is separate. `psys`, available on
-    some platforms, includes everything and is not added.
+    Without zones, or if one is not readable, return the reason. A package includes its sub-zones
+    `core` and `uncore`; `dram` is separate. `psys`, available on some platforms, includes
+    everything and is not added.
     """
     meters: list[Meter] = []
     for package in _packages(powercap):
@@ -80,12 +83,13 @@ def _packages(powercap: Path) -> list[Path]:
     """Return the zones of whole packages.
 
     A package may appear twice, through registers and through memory (`intel-rapl-mmio`). It is
-    returned once.
+    returned once, preferably with its registers.
     """
     zones: dict[str, Path] = {}
-    for zone in sorted(
-        powercap.glob("*rapl*:*"), key=lambda path: ("mmio" in path.name, _numbers(path))
-    ):
+    candidates = sorted(
+        powercap.glob("*rapl*:*"), key=lambda zone: ("mmio" in zone.name, _numbers(zone))
+    )
+    for zone in candidates:
         if zone.name.count(":") == 1 and _text(zone / "name").startswith("package"):
             zones.setdefault(_text(zone / "name"), zone)
     return list(zones.values())
@@ -97,6 +101,7 @@ def _numbers(zone: Path) -> list[int]:
 
 
 def _text(path: Path) -> str:
+    """Return a file's content without surrounding space; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,4 +1,8 @@
-"""Watching meters under load, with back-to-back windows from tick to tick for each meter."""
+"""Watching meters under load, with back-to-back windows from tick to tick for each meter.
+
+A watch first lets the load reach a plateau, then reads each counter closely around its expected
+ticks and the power regularly. `feeding` runs the load alongside.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +48,15 @@ class Rules:
     patience_seconds: float = 1.0
 
     def __post_init__(self) -> None:
-        least = min(self.window_seconds, self.period_seconds, self.tight_seconds, self.uncertainty)
-        if (
-            least <= 0
-            or min(self.plateau_seconds, self.most_seconds) < 0
-            or self.patience_seconds <= 0
-        ):
+        """Raise `UserError` for times that are not positive."""
+        positive = (
+            self.window_seconds,
+            self.period_seconds,
+            self.tight_seconds,
+            self.uncertainty,
+            self.patience_seconds,
+        )
+        if min(positive) <= 0 or min(self.plateau_seconds, self.most_seconds) < 0:
             raise UserError(
                 f"energy: window_seconds={self.window_seconds:g} has to be positive, "
                 f"plateau_seconds={self.plateau_seconds:g} and most_seconds={self.most_seconds:g} "
@@ -58,49 +65,65 @@ class Rules:
 
 
 @dataclass
-class _Watched:
+class _MeterWatch:
+    """One meter's windows while they are watched.
+
+    Attributes:
+        edges: ticks at window ends so far; a meter without a counter has plain times.
+        num_windows: windows to complete before `follow` ends.
+        power_read_at: time of the last power reading, seconds.
+        sought_from: start of the search for the first tick, seconds.
+    """
+
     track: Track
     rules: Rules
     edges: list[Tick] = field(default_factory=list)
-    wanted: int = WINDOWS
-    asked: float = -math.inf
-    waited_from: float = 0.0
+    num_windows: int = WINDOWS
+    power_read_at: float = -math.inf
+    sought_from: float = 0.0
 
     def seek_start(self, now: float) -> None:
-        """Read the counter; its first change begins the first window."""
+        """Read the counter; its first change begins the first window.
+
+        A counter that does not change for too long is abandoned, and power readings are used.
+        """
         if self.edges:
             return
-        if self.track.ask_energy():
+        if self.track.read_energy():
             self.edges.append(self.track.ticks[-1])
         elif self.track.no_energy:
             self.edges.append(Tick(now, 0.0, 0.0))
-        elif now - self.waited_from > self._patience():
-            self.track.stand_still(now - self.waited_from)
+        elif now - self.sought_from > self._patience_seconds():
+            self.track.abandon_counter(now - self.sought_from)
             self.edges.append(Tick(now, 0.0, 0.0))
 
     def follow(self, now: float) -> float:
-        """Take due readings; return the next reading's time, or infinity after the last window."""
-        if len(self.edges) > self.wanted:
+        """Take due readings; return the next reading's time, or infinity after the last window.
+
+        `Watch.steps` calls it repeatedly; times are the host's clock in seconds.
+        """
+        if len(self.edges) > self.num_windows:
             return math.inf
         if self.track.no_energy:  # power readings only
-            self._ask_power(now)
-            if now >= self._least() or self.track.no_power:
+            self._read_power(now)
+            if now >= self._earliest_end() or self.track.no_power:
                 self.edges.append(Tick(now, 0.0, 0.0))
                 if self.track.no_power:
-                    self.wanted = len(self.edges) - 1
+                    self.num_windows = len(self.edges) - 1
         else:
-            tight = now >= self._next_tight()
-            self._ask_power(now, patient=tight)
-            if tight:
-                self._read(now)
-        if len(self.edges) > self.wanted:
+            is_tick_near = now >= self._tight_from()
+            self._read_power(now, is_tick_near=is_tick_near)
+            if is_tick_near:
+                self._read_counter(now)
+        if len(self.edges) > self.num_windows:
             return math.inf
-        power = self.asked + self._power_seconds()
+        power = self.power_read_at + self._power_seconds()
         if self.track.no_energy:
-            return min(power, self._least())
-        return min(power, self._next_tight())
+            return min(power, self._earliest_end())
+        return min(power, self._tight_from())
 
     def windows(self) -> Windows:
+        """Return the powers in the windows so far."""
         return windows_between(self.track, self.edges)
 
     def _power_seconds(self) -> float:
@@ -111,44 +134,48 @@ class _Watched:
         windows = WINDOWS if self.track.no_energy else 1
         return min(self.rules.period_seconds, self.rules.window_seconds / windows / _POWERS)
 
-    def _ask_power(self, now: float, *, patient: bool = False) -> None:
-        """Read the power if due.
+    def _read_power(self, now: float, *, is_tick_near: bool = False) -> None:
+        """Read the power if it is due.
 
         Args:
-            patient: whether it may be late by one period, because a tick is expected.
+            is_tick_near: whether a tick is expected, for which a power reading may be one period
+                late.
         """
-        if now - self.asked >= self._power_seconds() * (2 if patient else 1):
-            self.track.ask_power()
-            self.asked = now
+        if now - self.power_read_at >= self._power_seconds() * (2 if is_tick_near else 1):
+            self.track.read_power()
+            self.power_read_at = now
 
-    def _read(self, now: float) -> None:
-        """Read the counter. A tick, or a long time without a tick, may end a window."""
-        if self.track.ask_energy():
-            tick, least = self.track.ticks[-1], self._least()
+    def _read_counter(self, now: float) -> None:
+        """Read the counter. A tick, or a long time without a tick, may end a window.
+
+        A counter that is stuck is abandoned; its windows then come from power readings.
+        """
+        if self.track.read_energy():
+            tick, earliest = self.track.ticks[-1], self._earliest_end()
             # a late tick, for example in the first reading after a pause, ends only a window of
             # double length
             if tick.width_seconds > _LATE * self.rules.window_seconds / WINDOWS:
-                least += least - self.edges[-1].seconds
+                earliest += earliest - self.edges[-1].seconds
             # windows may be short by the uncertainty of their ends
-            if tick.seconds >= least - (self.edges[0].width_seconds + tick.width_seconds) / 2:
+            if tick.seconds >= earliest - (self.edges[0].width_seconds + tick.width_seconds) / 2:
                 self.edges.append(tick)
         elif self.track.ticks and not self.track.no_energy:
             waited = now - self.track.ticks[-1].seconds
-            if waited > self._patience():
-                self.track.stand_still(waited)
+            if waited > self._patience_seconds():
+                self.track.abandon_counter(waited)
 
-    def _patience(self) -> float:
+    def _patience_seconds(self) -> float:
+        """Return the time without a tick after which the counter counts as stuck."""
         return max(self.rules.patience_seconds, _TICKS * (self.track.tick_seconds or 0.0))
 
-    def _next_tight(self) -> float:
+    def _tight_from(self) -> float:
+        """Return the time, just before an expected tick, from which to read the counter often."""
         period = self.track.tick_seconds or 0.0
-        guard = min(
-            0.05 * period + 2 * (self.track.query_seconds + self.rules.tight_seconds),
-            period / 2 or math.inf,
-        )
-        return self._expected() - guard
+        # the period's error, and the time for two queries
+        margin = 0.05 * period + 2 * (self.track.query_seconds + self.rules.tight_seconds)
+        return self._next_end_tick() - min(margin, period / 2 or math.inf)
 
-    def _least(self) -> float:
+    def _earliest_end(self) -> float:
         """Return the earliest end of the open window.
 
         All windows share the total length, and each has some ticks.
@@ -162,20 +189,28 @@ class _Watched:
         # ticks come at whole numbers of periods
         return max(least, self.edges[-1].seconds + (ticks - 0.5) * period)
 
-    def _expected(self) -> float:
-        """Return the first tick that may end the window, or the tick after the last seen."""
-        period, least = self.track.tick_seconds, self._least()
+    def _next_end_tick(self) -> float:
+        """Return the expected time of the next tick that may end the window."""
+        period, earliest = self.track.tick_seconds, self._earliest_end()
         if period is None:
-            return least
-        last = self.edges[-1].seconds
-        seen = (self.track.ticks[-1].seconds - last) / period
+            return earliest
+        last_edge = self.edges[-1].seconds
+        periods_needed = (earliest - last_edge) / period
+        periods_seen = (self.track.ticks[-1].seconds - last_edge) / period
         # measured periods are imprecise, and observed ticks a little late
-        return last + math.ceil(max((least - last) / period, seen + 0.5) - 0.05) * period
+        periods = math.ceil(max(periods_needed, periods_seen + 0.5) - 0.05)
+        return last_edge + periods * period
 
 
 @dataclass
 class Watch:
-    """A plateau, followed by the windows of each meter."""
+    """A plateau, followed by the windows of each meter.
+
+    Attributes:
+        now: host's clock, seconds.
+        begun: whether the windows have begun, so that calls count from now on.
+        windows: the result, one entry per meter, complete when the watch is over.
+    """
 
     tracks: Sequence[Track]
     now: Callable[[], float]
@@ -184,29 +219,32 @@ class Watch:
     windows: list[Windows] = field(default_factory=list)
 
     def run(self, sleep: Callable[[float], None]) -> list[Windows]:
-        """Watch without other work; return each meter's windows."""
+        """Watch without other work, for the idle power; return each meter's windows."""
         for pause in self.steps():
             sleep(pause)
         return self.windows
 
     def steps(self) -> Iterator[float]:
-        """Watch step by step; yield the seconds to wait before the next step."""
+        """Watch step by step; yield the seconds to wait before the next step.
+
+        Windows are added until all results suffice, or `most_seconds` have passed.
+        """
         yield from self._plateau()
-        watched = [_Watched(track, self.rules) for track in self.tracks]
-        yield from self._seek_starts(watched)
+        watches = [_MeterWatch(track, self.rules) for track in self.tracks]
+        yield from self._seek_starts(watches)
         for track in self.tracks:
-            track.skip_ticks()
+            track.fix_tick_seconds()
         self.begun, end = True, self.now() + self.rules.most_seconds
         while True:
-            while (due := min([item.follow(self.now()) for item in watched])) < math.inf:
+            while (due := min([watch.follow(self.now()) for watch in watches])) < math.inf:
                 yield max(due - self.now(), self.rules.tight_seconds)
             for track in self.tracks:  # the integral extends to the last window's end
-                track.ask_power()
-            self.windows = [item.windows() for item in watched]
+                track.read_power()
+            self.windows = [watch.windows() for watch in watches]
             if self.now() >= end or all(map(self._suffices, self.windows)):
                 return
-            for item in watched:
-                item.wanted = len(item.edges)
+            for watch in watches:
+                watch.num_windows = len(watch.edges)
 
     def _suffices(self, windows: Windows) -> bool:
         """Return whether the ends are precise, and the integral agrees with the counter.
@@ -217,25 +255,28 @@ class Watch:
         return is_precise and not windows.disagrees and not windows.is_unchecked
 
     def _plateau(self) -> Iterator[float]:
+        """Wait until the load is steady; learn unknown counter periods until then.
+
+        Yield the seconds to wait before the next step.
+        """
         end = self.now() + self.rules.plateau_seconds
         while self.now() < end:
-            unknown = [
-                track for track in self.tracks if track.tick_seconds is None and not track.no_energy
-            ]
-            for track in unknown:
-                track.ask_energy()
-            pause = self.rules.tight_seconds if unknown else self.rules.period_seconds
+            pause = self.rules.period_seconds
+            for track in self.tracks:
+                if track.tick_seconds is None and not track.no_energy:
+                    track.read_energy()
+                    pause = self.rules.tight_seconds
             yield min(pause, max(end - self.now(), self.rules.tight_seconds))
 
-    def _seek_starts(self, watched: Sequence[_Watched]) -> Iterator[float]:
-        """Read all counters tightly until each has changed.
+    def _seek_starts(self, watches: Sequence[_MeterWatch]) -> Iterator[float]:
+        """Read all counters tightly until each has changed; yield the seconds between readings.
 
         A change before the first reading has no known time.
         """
-        for item in watched:
-            item.track.ask_energy()
-            item.waited_from = self.now()
-        while not all(item.edges for item in watched):
+        for watch in watches:
+            watch.track.read_energy()
+            watch.sought_from = self.now()
+        while not all(watch.edges for watch in watches):
             yield self.rules.tight_seconds
-            for item in watched:
-                item.seek_start(self.now())
+            for watch in watches:
+                watch.seek_start(self.now())

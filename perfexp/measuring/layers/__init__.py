@@ -1,7 +1,10 @@
 """Layers: where a call's time goes, by module and operation, and whether the sum closes.
 
-This module describes the results, without torch. `measuring.layers.profiling` measures on a GPU
-with torch's profiler, `measuring.layers.stamps` on a CPU with host clock readings. Conventions:
+This module describes the results, without torch. `profiling` measures: on a GPU with torch's
+profiler, on a CPU with host clock readings (stamps). `marking` names the modules in a profile, and
+`events` reads the profile. `attribution` finds the row of each kernel, and `partition` divides the
+time among kernels. `table` compares the sum with an unprofiled call and joins times and work.
+Conventions:
 
 * **Rows** have the keys of `perfexp.cost`. A call of one of torch's own modules, or of a module
   without parts, is a single row if it calls no other module. Otherwise each torch function that a
@@ -32,7 +35,7 @@ from perfexp.records.diagnostics import Diagnostic
 
 
 class Pass(StrEnum):
-    """Pass of a row."""
+    """Part of a call that a row's time belongs to."""
 
     forward = "forward"
     backward = "backward"
@@ -57,10 +60,11 @@ class TimeSource(StrEnum):
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Identity of a row.
+    """Identity of a row: a module's call or an operation in it, in one pass.
 
     Attributes:
-        path: module path, as in `perfexp.cost.Row`; None outside the model's modules.
+        path: module path, as in `perfexp.cost.WorkRow`; None outside the model's modules.
+        call: index of the module's call within the model's call, from 0.
         operation: index of the operation in that call; None for a whole module, and for its code
             outside operations.
         kind: module class or operation name; outside the modules, the part of the call, e.g.
@@ -75,7 +79,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class Kernel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A kernel in a row, over all calls; concurrent kernels share their time."""
+    """A kernel in a row: runs and seconds over all calls; concurrent kernels share their time."""
 
     name: str
     count: int
@@ -87,8 +91,8 @@ class RowTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         key: key of the row; None for unattributed kernels.
-        seconds: time in each call; 0 if the row did not run.
-        gap_seconds: device idle time before the row's kernels in each call; all 0 on a CPU.
+        seconds: seconds in each call; 0 if the row did not run.
+        gap_seconds: device idle seconds before the row's kernels in each call; all 0 on a CPU.
     """
 
     key: Key | None
@@ -100,7 +104,13 @@ class RowTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Closure(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The profiled call compared with an unprofiled call (`device` on a GPU, `latency` on a CPU).
 
-    It closes if the absolute value of `relative` is at most `tolerance`.
+    Attributes:
+        clean_seconds: call time without profiling.
+        profiled_seconds: median call time under the profiler, the sum of all rows.
+        relative: profiled over clean, minus 1.
+        gap_share: share of gaps in the profiled time.
+        unattributed_share: share of kernels without a row in the profiled time.
+        tolerance: largest absolute value of `relative` that counts as agreement.
     """
 
     clean_seconds: float
@@ -126,13 +136,17 @@ class LayerTimes(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     Attributes:
         method: how the times were measured; None without times.
+        reason: why there are no times; None if there are.
         rows: rows in the order of their first run.
+        unattributed: times of kernels without a row, one entry for each kernel name.
         call_seconds: time of each call: the sum of all rows, gaps and unattributed time.
         starved: number of discarded calls, which the device began before they were fully enqueued.
         no_backward: why there are only forward rows, or None.
         no_graph: for a call timed as a graph, why the layer times are not from a graph; otherwise
             None.
         own_seconds: measuring overhead per call that was subtracted, or None.
+        closure: comparison with the unprofiled call; None if that was not timed.
+        doubts: diagnostics about the times.
     """
 
     method: TimeSource | None = None

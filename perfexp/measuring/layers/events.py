@@ -1,4 +1,9 @@
-"""Events: profiler events, ranges for calls, phases, modules and operations, and thread trees."""
+"""Events of a profile, the names of our ranges in it, and the tree of events on the host.
+
+`marking` puts a range around each call, phase, module and operation; the range's name is a
+`RangeMark`. `Host` nests ranges and operators by thread and time, and finds, for a kernel, the
+launch and what was open at that moment. torch's profiler is read in `profiling`.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +70,7 @@ class ProfilerEvent(NamedTuple):
 
 
 class Scope(StrEnum):
-    """Subject of a range."""
+    """Subject of a range: what it is put around."""
 
     call = "call"
     phase = "phase"
@@ -75,9 +80,10 @@ class Scope(StrEnum):
 
 
 class RangeMark(NamedTuple):
-    """A range.
+    """A range, as a name that a profile can hold.
 
     Attributes:
+        scope: what the range is put around.
         number: index of the call, of a module's call, or of an operation in it; 0 for other scopes.
         whole: whether a module is a single row if it calls no other module.
         kind: module class, or operation or phase name.
@@ -105,7 +111,18 @@ def parse(name: str) -> RangeMark | None:
 
 
 class Host:
-    """Operators and ranges of all host threads in a profile, each with its parent."""
+    """Operators and ranges of all host threads in a profile, each with its parent.
+
+    Methods identify an operator or range by its index in `events`.
+
+    Attributes:
+        launches: runtime calls by correlation number.
+        events: operators and ranges, sorted by start; at equal starts the longer comes first.
+        marks: the mark in each event's name; None for operators.
+        outer: indices of module ranges with another module's range inside.
+        parameters: path of a parameter's module, by index of each event that was open while the
+            parameter's gradient was accumulated.
+    """
 
     def __init__(self, events: Iterable[ProfilerEvent]) -> None:
         ours = [event for event in events if not event.on_device and event.place]
@@ -115,17 +132,13 @@ class Host:
             key=lambda event: (event.start_ns, -event.end_ns),
         )
         self.marks: list[RangeMark | None] = [parse(event.name) for event in self.events]
-        self._parents = self._nested()
+        self._parents = self._find_parents()
         self._of_correlation: dict[int, int] = {}
         for index, event in enumerate(self.events):
             self._of_correlation.setdefault(event.correlation, index)
-        # modules that call another module
-        self.outer = {self._module_around(index) for index, _ in self._marked(Scope.module)} - {
-            None
-        }
+        self.outer = {self._module_around(index) for index, _ in self._marked(Scope.module)}
         self._calls = self._periods(Scope.call)
         self._phases = self._periods(Scope.phase)
-        # path of a parameter's module, by every event open while the gradient is accumulated
         self.parameters = {
             around: mark.path
             for index, mark in self._marked(Scope.parameter)
@@ -134,17 +147,21 @@ class Host:
         self._forward = self._forward_operators()
 
     def upwards(self, index: int | None) -> Iterator[int]:
-        """Yield an operator or range and all its ancestors, from the inside outwards."""
+        """Yield the index of an event and of all its ancestors, from the inside outwards.
+
+        For None yield nothing.
+        """
         while index is not None:
             yield index
             index = self._parents[index]
 
     def operator_of(self, kernel: ProfilerEvent) -> int | None:
-        """Return the innermost operator or range around a kernel's launch."""
+        """Return the innermost operator or range around a kernel's launch; None if unknown."""
         linked = self._of_correlation.get(kernel.linked) if kernel.linked else None
         launch = self.launches.get(kernel.correlation)
         if linked is not None or launch is None:
             return linked
+        # the profiler has not linked them, so the time of the launch decides
         return self._open_at(launch.thread, launch.start_ns)
 
     def launched_ns(self, kernel: ProfilerEvent) -> int | None:
@@ -153,20 +170,22 @@ class Host:
         if launch is not None:
             return launch.start_ns
         operator = self.operator_of(kernel)
-        return None if operator is None else self.events[operator].start_ns
+        if operator is None:
+            return None
+        return self.events[operator].start_ns
 
     def call_at(self, moment_ns: int) -> int | None:
-        """Return the index of the call at a moment in the whole process, or None."""
+        """Return the number of the call that was open at a moment, in any thread, or None."""
         mark = _mark_at(self._calls, moment_ns)
         return mark.number if mark else None
 
     def phase_at(self, moment_ns: int) -> str | None:
-        """Return the name of the phase at a moment in the whole process, or None."""
+        """Return the name of the phase that was open at a moment, in any thread, or None."""
         mark = _mark_at(self._phases, moment_ns)
         return mark.kind if mark else None
 
     def call_ends_ns(self) -> dict[int, int]:
-        """Return when the host had issued each call, by call index."""
+        """Return when the host had issued each call completely, by call number."""
         return {mark.number: end for _, end, mark in self._calls}
 
     def is_node(self, index: int) -> bool:
@@ -175,7 +194,7 @@ class Host:
         return event.forward_thread > 0 or event.name.startswith(EVALUATE)
 
     def forward_of(self, node: int) -> int | None:
-        """Return the operator that made a node: the last operator that began before it.
+        """Return the forward operator that made a node: the last that began before the node.
 
         An operator may make several nodes and reports only the first number; for example, changing
         a view in place makes three. Numbers grow in each thread. So the last operator with a number
@@ -189,7 +208,8 @@ class Host:
         place = bisect_right(operators, event.sequence, key=itemgetter(0)) - 1
         return operators[place][1] if place >= 0 and operators[place][1] < node else None
 
-    def _nested(self) -> list[int | None]:
+    def _find_parents(self) -> list[int | None]:
+        """Return the index of the innermost event around each event, in the same thread."""
         parents: list[int | None] = []
         open_of: dict[int, list[int]] = defaultdict(list)
         for index, event in enumerate(self.events):
@@ -201,6 +221,7 @@ class Host:
         return parents
 
     def _open_at(self, thread: int, moment_ns: int) -> int | None:
+        """Return the innermost event that was open in a thread at a moment, or None."""
         last = bisect_right(self.events, moment_ns, key=lambda event: event.start_ns) - 1
         while last >= 0 and self.events[last].thread != thread:
             last -= 1
@@ -208,6 +229,7 @@ class Host:
         return next((index for index in around if self.events[index].end_ns > moment_ns), None)
 
     def _marked(self, scope: Scope) -> Iterator[tuple[int, RangeMark]]:
+        """Return the index and mark of each range with a scope."""
         return (
             (index, mark)
             for index, mark in enumerate(self.marks)
@@ -215,6 +237,7 @@ class Host:
         )
 
     def _module_around(self, index: int) -> int | None:
+        """Return the innermost module range around an event, or None."""
         for outer in self.upwards(self._parents[index]):
             mark = self.marks[outer]
             if mark is not None and mark.scope is Scope.module:
@@ -222,13 +245,17 @@ class Host:
         return None
 
     def _periods(self, scope: Scope) -> list[tuple[int, int, RangeMark]]:
+        """Return start, end and mark of each range with a scope, by start, in nanoseconds."""
         return [
             (self.events[index].start_ns, self.events[index].end_ns, mark)
             for index, mark in self._marked(scope)
         ]
 
     def _forward_operators(self) -> dict[int, list[tuple[int, int]]]:
-        """Return numbers and indices of operators that may have made nodes, by thread, sorted."""
+        """Return, by thread, sequence number and index of operators that may have made nodes.
+
+        Numbers increase, so that `forward_of` can bisect.
+        """
         operators: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for index, event in enumerate(self.events):
             if event.sequence >= 0 and event.forward_thread == 0:

@@ -1,6 +1,9 @@
 """Marking: mark a model's module and operation calls by profiler ranges or clock readings.
 
-A rehearsal first records the modules that a model calls, and the operations in their code.
+A rehearsal (`outline_of`) first records the modules that a model calls, and the operations in their
+code. During the measured calls, `marking` then intercepts the same modules and torch functions and
+opens a range with their name around each. What opens the ranges is a `CallObserver`: profiler
+ranges here, clock readings (`profiling.Stamps`), or another profiler's marks.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from perfexp.cost.tape import (
 )
 from perfexp.measuring.layers.events import RangeMark, Scope
 
-#: A range with little cost on the host and none on the device.
+#: A profiler range, used as a context, with little cost on the host and none on the device.
 _Range: Any = torch._C._profiler._RecordFunctionFast
 
 
@@ -39,14 +42,15 @@ class Opaque(Exception):
     """Raised if a running model's modules cannot be distinguished; the text is the reason."""
 
 
+#: Module calls in a model call, by path and number of the call.
 Outline = dict[tuple[str, int], Call]
 
 
 def outline_of(call: Callable[[], object], model: torch.nn.Module) -> Outline:
     """Return the module calls in a model call, by path and number, the model's own first.
 
-    The call runs once. It is observed as in `perfexp.cost`, so that times and FLOPs of a module
-    call get the same path and number and share a row in the layer table.
+    The call runs once. It is observed as in `perfexp.cost`: times and FLOPs of a module call get
+    the same path and number, and so share a row in the layer table.
 
     Raises:
         Opaque: the model is compiled or scripted, or its code does not run (e.g. a captured graph).
@@ -78,9 +82,10 @@ def _refuse_compiled(module: torch.nn.Module) -> None:
         raise Opaque("the model is compiled: a kernel may belong to several layers")
 
 
-class _Entered(ModuleNames):
-    """Module names, with the depth of calls inside the model."""
+class _CallNumbering(ModuleNames):
+    """Paths and numbers of module calls, as long as they are inside a call of the model."""
 
+    #: Number of module calls that are open.
     _depth = 0
 
     @contextmanager
@@ -93,21 +98,20 @@ class _Entered(ModuleNames):
             Opaque: the module is compiled.
         """
         _refuse_compiled(module)
-        again = computes_again()
-        if not (self._depth or again or module is self.model) or (
-            again and module not in self.paths
-        ):
+        is_recomputed = is_in_backward()
+        is_inside = self._depth > 0 or is_recomputed or module is self.model
+        if not is_inside or (is_recomputed and module not in self.paths):
             yield None
             return
         self._depth += 1
         try:
-            yield self.next_call(module, again)
+            yield self.next_call(module, is_recomputed)
         finally:
             self._depth -= 1
 
 
-def computes_again() -> bool:
-    """Return whether a backward pass is running in this thread."""
+def is_in_backward() -> bool:
+    """Return whether a backward pass is running in this thread; modules are recomputed in it."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -117,18 +121,19 @@ class _Outliner(Recorder):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.calls: Outline = {}
-        self._names = _Entered(model)
+        self._names = _CallNumbering(model)
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Call a module, and record the call with the operations in its code."""
         with self._names.entered(module) as call:
-            if call is None or computes_again():
+            if call is None or is_in_backward():
                 return module._call_impl(*args, **keywords)
             self.calls[call.path, call.number] = call
             return self._step_into(call, module, args, keywords)
 
 
 class CallObserver(Protocol):
-    """Observer of a marked model's calls; the default ignores the marker's own work."""
+    """Opens something around each call of a marked model; the default ignores the marker's work."""
 
     def begin_overhead(self) -> None:
         """Note that the marker's own work begins."""
@@ -147,17 +152,24 @@ class CallObserver(Protocol):
 
 
 class Ranges(CallObserver):
-    """Profiler ranges. A profiler separates the marker's own work itself."""
+    """Opens ranges of torch's profiler, which separates the marker's own work itself."""
 
     def around(self, mark: RangeMark | None) -> AbstractContextManager[Any]:
-        ours: AbstractContextManager[Any] = nullcontext() if mark is None else _Range(mark.name)
-        return ours
+        context: AbstractContextManager[Any] = nullcontext() if mark is None else _Range(mark.name)
+        return context
 
 
 class Marker(TorchFunctionMode):
     """Marks a model's calls, and intercepts the torch functions that a module's code calls.
 
-    After a deviation from the outline (`strayed`), rows cannot be distinguished.
+    Attributes:
+        strayed: how the model's calls deviated from the outline, so that rows cannot be
+            distinguished; None if they did not.
+        restart: to be called before each call of the model: module calls count from 0 again.
+
+    Args:
+        outline: module calls from the rehearsal.
+        watch: opens something around each call.
     """
 
     def __init__(self, model: torch.nn.Module, outline: Outline, watch: CallObserver) -> None:
@@ -165,12 +177,13 @@ class Marker(TorchFunctionMode):
         self.strayed: str | None = None
         self._watch = watch
         self._outline = outline
-        self._names = _Entered(model)
+        self._names = _CallNumbering(model)
         self.restart = self._names.restart
+        #: The module calls that are open, each with the functions that its code has yet to call.
         self._open: list[tuple[Call, Iterator[Any]]] = []
 
     def call(self, module: torch.nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Call a module inside its mark.
+        """Call a module inside its mark; `marking` puts this in place of `Module.__call__`.
 
         Raises:
             Opaque: the module is compiled.
@@ -180,27 +193,34 @@ class Marker(TorchFunctionMode):
             with self._names.entered(module) as call:
                 run = partial(module._call_impl, *args, **keywords)
                 if call is not None:
-                    return self._called(call, module, run)
+                    return self._run_marked(call, module, run)
                 with self._watch.around(None):
                     return run()
         finally:
             self._watch.end_overhead()
 
-    def _called(self, call: Call, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
+    def _run_marked(self, call: Call, module: torch.nn.Module, run: Callable[[], Any]) -> Any:
+        """Run a module call inside its mark; intercept its functions if they are rows.
+
+        Args:
+            call: path and number of the call.
+            run: makes the call.
+        """
         planned = self._outline.get((call.path, call.number))
-        again = computes_again()
+        is_recomputed = is_in_backward()
         # recomputation in a backward pass is not in the outline
-        if planned is None and not again:
+        if planned is None and not is_recomputed:
             self.strayed = (
                 self.strayed or f"{call.path or 'the model'} is called more often than before"
             )
-        operations = planned is not None and not planned.is_row and not again
+        # the module's operations are rows, unless the module as a whole is a row
+        has_operations = planned is not None and not planned.is_row and not is_recomputed
         mark = RangeMark(Scope.module, call.number, call.whole, call.kind, call.path)
-        self._open.append((call, iter(planned.functions if planned and operations else ())))
+        self._open.append((call, iter(planned.functions if planned and has_operations else ())))
+        # interception slows down some of torch's own modules
+        is_of_torch = type(module).__module__.startswith("torch.nn")
+        listening = self._listening(has_operations and not is_of_torch)
         try:
-            listening = self._listening(
-                operations and not type(module).__module__.startswith("torch.nn")
-            )
             with listening, self._watch.around(mark):
                 return run()
         finally:
@@ -213,17 +233,24 @@ class Marker(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call a torch function, inside a mark if the outline has a number for it."""
+        """Call a torch function, inside a mark if the outline has a number for it.
+
+        torch calls this for each of its functions while this mode is entered.
+        """
         name = name_of(func)
         self._watch.begin_overhead()
         try:
-            with self._watch.around(None if computes_again() else self._next_operation(name)):
+            mark = None if is_in_backward() else self._next_operation(name)
+            with self._watch.around(mark):
                 return func(*args, **(kwargs or {}))
         finally:
             self._watch.end_overhead()
 
     def _next_operation(self, name: str) -> RangeMark | None:
-        """Return the mark for the next function in the outline; None if it is not a row."""
+        """Return the mark for the next function in the outline; None if it is not a row.
+
+        Another function than in the outline sets `strayed`.
+        """
         if not self._open:
             return None
         call, functions = self._open[-1]
@@ -234,18 +261,13 @@ class Marker(TorchFunctionMode):
                 or f"{call.path or 'the model'} calls other operations than before ({name})"
             )
             return None
-        return (
-            None
-            if planned.number is None
-            else RangeMark(Scope.operation, planned.number, kind=name)
-        )
+        if planned.number is None:
+            return None
+        return RangeMark(Scope.operation, planned.number, kind=name)
 
     @contextmanager
     def _listening(self, wanted: bool) -> Iterator[None]:
-        """Intercept torch functions, or stop intercepting them.
-
-        Interception slows down some of torch's own modules.
-        """
+        """Intercept torch functions while entered, or stop intercepting them, as `wanted`."""
         is_listening = _get_current_function_mode() is self
         with ExitStack() as stack:
             if wanted and not is_listening:
@@ -257,7 +279,9 @@ class Marker(TorchFunctionMode):
 
 @contextmanager
 def marking(model: torch.nn.Module, outline: Outline, watch: CallObserver) -> Iterator[Marker]:
-    """Report an uncompiled model's module and operation calls to a watch while entered.
+    """Report an uncompiled model's module and operation calls to an observer while entered.
+
+    Yield the marker: call its `restart` before each call of the model, and check `strayed` after.
 
     Modules are intercepted at `__call__`, as in `perfexp.cost`, so their own hooks are part of the
     call. When a parameter's gradient is accumulated, a profiler range names the parameter.
@@ -270,16 +294,15 @@ def marking(model: torch.nn.Module, outline: Outline, watch: CallObserver) -> It
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.is_leaf and not parameter.is_inference():
-                hook = partial(
-                    _touch, RangeMark(Scope.parameter, path=path_of(name.rpartition(".")[0])).name
-                )
+                mark = RangeMark(Scope.parameter, path=path_of(name.rpartition(".")[0]))
+                hook = partial(_leave_range, mark.name)
                 handle = parameter.register_post_accumulate_grad_hook(hook)
                 stack.callback(handle.remove)
         stack.enter_context(patch.object(torch.nn.Module, "__call__", call))
         yield marker
 
 
-def _touch(name: str, _: torch.Tensor) -> None:
-    """Leave an empty range; used as a hook."""
+def _leave_range(name: str, _: torch.Tensor) -> None:
+    """Leave an empty range in the profile; the hook after a parameter's gradient."""
     with _Range(name):
         pass

@@ -1,26 +1,37 @@
-"""Profiling: layer times on a GPU with torch's profiler, with calls queued behind a spin kernel."""
+"""Layer times: on a GPU with torch's profiler (`profile_layers`), on a CPU with stamps.
+
+The profiler slows the host down. Calls are therefore queued behind a spin kernel that holds the
+device, so that the device runs at its own pace. A call beyond the queue depth is profiled as a CUDA
+graph; its kernels are matched with the kernels of the same uncaptured call. Stamps are consecutive
+host clock readings around each module and operation. `measuring.layers_pass` calls both.
+"""
 
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from operator import itemgetter
 from typing import Any
 
+import msgspec
+import numpy as np
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from perfexp.cost.tape import nodes_behind
 from perfexp.devices import Device
-from perfexp.measuring.layers import LayerTimes, Pass, TimeSource
-from perfexp.measuring.layers.attribution import Attributed
-from perfexp.measuring.layers.closure import close, unattributed_share
-from perfexp.measuring.layers.events import Host, ProfilerEvent, Scope
+from perfexp.measuring.layers import Key, LayerTimes, Pass, TimeSource
+from perfexp.measuring.layers.attribution import Attributed, key_outside_modules
+from perfexp.measuring.layers.events import Host, ProfilerEvent, RangeMark, Scope
 from perfexp.measuring.layers.marking import Marker, Opaque, Ranges, marking, outline_of, ranged
-from perfexp.measuring.layers.partition import CallTimes, attributed, divide
-from perfexp.measuring.layers.table import times_of
+from perfexp.measuring.layers.partition import CallTimes, Spent, attributed, divide
+from perfexp.measuring.layers.table import close, times_of, unattributed_share
 from perfexp.measuring.modes import Step
 from perfexp.timing.collecting import undisturbed
 from perfexp.timing.depth import samples_in_queue
@@ -34,10 +45,11 @@ _MOST_AT_ONCE = 5
 _HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.5, 1e-3
 #: Growth of the factor after a round with a starved call.
 _HOLD_GROWS = 2.0
-#: Maximum number of rounds without a call issued in time; then the queue is no longer held.
-_ROUNDS_IN_VAIN = 3
+#: Maximum number of rounds in a row without a call issued in time; then the queue is no longer
+#: held.
+_MOST_FAILED_ROUNDS = 3
 #: Maximum share of unknown or missing kernel time in a graph; beyond it, the graph is another call.
-_MOST_STRANGE = 0.01
+_MOST_UNMATCHED = 0.01
 #: Harmless warning at the start of each profile.
 _NO_NEWS = ".*Profiler clears events"
 #: Phase that launches a captured call, as named by `perfexp.measuring.modes.graphed`.
@@ -47,7 +59,7 @@ Profiler = Callable[[Callable[[], object]], list[ProfilerEvent]]
 
 
 def kineto(run: Callable[[], object]) -> list[ProfilerEvent]:
-    """Return host and device events from torch's own profiler; a `Profiler`."""
+    """Run a function under torch's own profiler and return host and device events; a `Profiler`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_NO_NEWS)
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
@@ -91,31 +103,39 @@ def profile_layers(
     permanently.
 
     Args:
+        model: the model that the step calls.
         clean_seconds: `device` time of a call without a profiler, or None.
+        calls: number of calls to profile.
         first: whether this is the first profile in the process.
         capture: captures a step beyond the queue depth as a graph, or returns None if that is
-            impossible.
+            impossible; None for a step within the queue depth.
     """
     try:
         with step.active():
-            outline = outline_of(lambda: _parts(step), model)
+            outline = outline_of(lambda: _call_phases(step), model)
             graph = capture() if capture else None
             device.synchronize()
             with undisturbed(), marking(model, outline, Ranges()) as marker:
                 rounds = _Rounds(step, device, marker, profiler, first)
-                times = rounds.replayed(graph, calls) if graph else rounds.take(calls)
+                times = (
+                    rounds.profile_replays(graph, calls) if graph else rounds.profile_calls(calls)
+                )
                 if capture and not graph:
                     times.no_graph = "it could not be captured this time"
-                if marker.strayed:
-                    raise Opaque(
-                        f"the model does not take the same way in each call: {marker.strayed}"
-                    )
+                _refuse_strayed(marker)
     except Opaque as why:
         return LayerTimes(reason=str(why))
     return close(times, clean_seconds)
 
 
-def _parts(step: Step) -> None:
+def _refuse_strayed(marker: Marker) -> None:
+    """Raise `Opaque` if a call deviated from the outline."""
+    if marker.strayed:
+        raise Opaque(f"the model does not take the same way in each call: {marker.strayed}")
+
+
+def _call_phases(step: Step) -> None:
+    """Make a call with a profiler range around each phase."""
     for name, part in step.segments:
         with ranged(Scope.phase, kind=name):
             part()
@@ -123,72 +143,92 @@ def _parts(step: Step) -> None:
 
 @dataclass
 class _Rounds:
+    """Profiles a step in rounds of a few calls.
+
+    Attributes:
+        marker: marks the model's calls.
+        first: whether the process has not profiled yet.
+        identify: see `partition.divide`.
+    """
+
     step: Step
     device: Device
     marker: Marker
     profiler: Profiler
     first: bool
-    rowed: Callable[[list[Attributed]], list[Attributed]] = lambda kernels: kernels
+    identify: Callable[[list[Attributed]], list[Attributed]] = lambda kernels: kernels
 
-    def take(self, calls: int) -> LayerTimes:
+    def profile_calls(self, calls: int) -> LayerTimes:
         """Profile in rounds until enough calls are usable.
+
+        A call is usable if the host issued all of it before the device began. If hardly any is, the
+        queue is not held, and gaps between kernels are the host's.
 
         Raises:
             Opaque: the profiler sees no kernels.
         """
-        self._begin()
-        issue = self._issue_seconds()
+        self._discard_first()
+        issue_seconds = self._issue_seconds()
         at_once = min(
-            samples_in_queue(self._call, self.device, most=_MOST_AT_ONCE, hold_seconds=4 * issue),
+            samples_in_queue(
+                self._call, self.device, most=_MOST_AT_ONCE, hold_seconds=4 * issue_seconds
+            ),
             calls,
         )
         usable: list[CallTimes] = []
-        factor, in_vain, starved = _HOLD_FACTOR, 0, 0
-        while len(usable) < calls and at_once and in_vain < _ROUNDS_IN_VAIN:
+        factor, failed_rounds, starved = _HOLD_FACTOR, 0, 0
+        while len(usable) < calls and at_once and failed_rounds < _MOST_FAILED_ROUNDS:
             count = min(at_once, calls - len(usable))
-            divided = self._round(count, factor * count * issue + _HOLD_EXTRA_SECONDS)
-            in_time = [call for call in divided if not call.starved]
+            hold_seconds = factor * count * issue_seconds + _HOLD_EXTRA_SECONDS
+            in_time = [call for call in self._round(count, hold_seconds) if not call.starved]
             usable += in_time
             starved += count - len(in_time)
-            in_vain = 0 if in_time else in_vain + 1
+            failed_rounds = 0 if in_time else failed_rounds + 1
             if len(in_time) < count:
                 factor, at_once = factor * _HOLD_GROWS, max(1, len(in_time))
         if usable:
             return times_of(usable, TimeSource.queue, starved)
-        return times_of(self._unheld(calls), TimeSource.unheld, starved)
+        return times_of(self._profile_unheld(calls), TimeSource.unheld, starved)
 
-    def replayed(self, graph: Step, calls: int) -> LayerTimes:
-        """Profile a captured step; its kernels get the rows of the same uncaptured call."""
-        self._begin()
+    def profile_replays(self, graph: Step, calls: int) -> LayerTimes:
+        """Profile a captured step; its kernels get the rows of the same uncaptured call.
+
+        The uncaptured call is profiled instead if the graph's kernels differ from its own, or if
+        the queue cannot be held. `no_graph` then has the reason.
+        """
+        self._discard_first()
         events = self._profiled(self._call)
         pattern = Pattern(
             kernel for kernel in attributed(Host(events), events) if kernel.call is not None
         )
         rounds = _Rounds(
-            graph, self.device, self.marker, self.profiler, first=False, rowed=pattern.rowed
+            graph, self.device, self.marker, self.profiler, first=False, identify=pattern.identify
         )
-        try:
-            times = rounds.take(calls)
-            strange = (
-                max(unattributed_share(times), 1 - pattern.least_found) if pattern.replays else 1.0
-            )
-        except Opaque:  # the profiler saw nothing of a replay
-            strange = 1.0
-        if strange <= _MOST_STRANGE and times.held:
+        unmatched = 1.0
+        with suppress(Opaque):  # the profiler saw nothing of a replay
+            times = rounds.profile_calls(calls)
+            if pattern.replays:
+                unmatched = max(unattributed_share(times), 1 - pattern.least_found)
+        if unmatched <= _MOST_UNMATCHED and times.held:
             times.method = TimeSource.graph
             return times
-        times = times_of(self._unheld(calls), TimeSource.unheld)
-        other = f"{strange:.0%} of its time is of other kernels, or of kernels that it lacks"
-        times.no_graph = other if strange > _MOST_STRANGE else "nor could that"
+        times = times_of(self._profile_unheld(calls), TimeSource.unheld)
+        other = f"{unmatched:.0%} of its time is of other kernels, or of kernels that it lacks"
+        times.no_graph = other if unmatched > _MOST_UNMATCHED else "nor could that"
         return times
 
-    def _begin(self) -> None:
-        """Discard a process's first profile, which is late and slow."""
+    def _discard_first(self) -> None:
+        """Take and discard the process's first profile, which is late and slow."""
         if self.first:
             self._round(1, 0.0)
             self.first = False
 
-    def _unheld(self, calls: int) -> Sequence[CallTimes]:
+    def _profile_unheld(self, calls: int) -> Sequence[CallTimes]:
+        """Profile calls without holding the queue; the device may wait for the host in between.
+
+        Raises:
+            Opaque: the profiler sees no kernels.
+        """
         usable: list[CallTimes] = []
         while len(usable) < calls:
             divided = self._round(min(_MOST_AT_ONCE, calls - len(usable)), 0.0)
@@ -198,7 +238,7 @@ class _Rounds:
         return usable
 
     def _round(self, count: int, hold_seconds: float) -> list[CallTimes]:
-        """Profile `count` calls behind a spin of `hold_seconds`."""
+        """Profile `count` calls behind a spin kernel of `hold_seconds`; return their divisions."""
 
         def run() -> None:
             if hold_seconds:
@@ -206,19 +246,19 @@ class _Rounds:
             for number in range(count):
                 self._call(number)
 
-        return divide(self._profiled(run), held=hold_seconds > 0, rowed=self.rowed)
+        return divide(self._profiled(run), held=hold_seconds > 0, identify=self.identify)
 
     def _issue_seconds(self) -> float:
-        """Return the host time to issue a call under the profiler on an idle device."""
-        taken: list[float] = []
+        """Return the host seconds to issue a call under the profiler on an idle device."""
+        seconds: list[float] = []
 
         def run() -> None:
-            start = self.device.now_ns()
+            start_ns = self.device.now_ns()
             self._call()
-            taken.append((self.device.now_ns() - start) * 1e-9)
+            seconds.append((self.device.now_ns() - start_ns) * 1e-9)
 
         self._profiled(run)
-        return taken[0]
+        return seconds[0]
 
     def _profiled(self, run: Callable[[], object]) -> list[ProfilerEvent]:
         """Return the events of a run that begins and ends with an idle device."""
@@ -231,16 +271,23 @@ class _Rounds:
         return self.profiler(complete)
 
     def _call(self, number: int = 0) -> None:
+        """Make a marked call with a range that holds its number in the profile."""
         self.marker.restart()
         with ranged(Scope.call, number):
-            _parts(self.step)
+            _call_phases(self.step)
 
 
 class Pattern:
-    """Kernels of a call made kernel by kernel, ordered by start on the device.
+    """Kernels of an uncaptured call with their rows, to identify the kernels of its CUDA graph.
 
     A graph of the call has the same kernel names in the same order, except for data kernels.
-    `least_found` is the smallest share of its time that was matched in a replay.
+
+    Attributes:
+        replays: number of replays that were matched.
+        least_found: smallest share of the pattern's time that was matched in a replay.
+
+    Args:
+        kernels: kernels of one call, ordered by start on the device.
     """
 
     def __init__(self, kernels: Iterable[Attributed]) -> None:
@@ -250,35 +297,198 @@ class Pattern:
         self._names = [kernel.kernel.name for kernel in self._kernels]
         self.replays, self.least_found = 0, 1.0
 
-    def rowed(self, kernels: Sequence[Attributed]) -> list[Attributed]:
-        """Return a profile's kernels ordered by start; kernels from a graph get the pattern's rows.
+    def identify(self, kernels: Sequence[Attributed]) -> list[Attributed]:
+        """Return a profile's kernels; kernels from a graph get the pattern's rows.
 
         A kernel that the pattern lacks, or has elsewhere, has no row.
+
+        Args:
+            kernels: kernels of all calls, ordered by start.
         """
         places: dict[int, list[int]] = defaultdict(list)
         for place, kernel in enumerate(kernels):
-            if (
-                kernel.call is not None
-                and kernel.key
-                and kernel.key.path is None
-                and kernel.key.kind == _GRAPH
-            ):
+            key = kernel.key
+            is_of_graph = key is not None and key.path is None and key.kind == _GRAPH
+            if kernel.call is not None and is_of_graph:
                 places[kernel.call].append(place)
-        rowed = list(kernels)
+        identified = list(kernels)
         for of_call in places.values():
-            matches = self._matched([kernels[place].kernel.name for place in of_call])
+            matches = self._match([kernels[place].kernel.name for place in of_call])
             for number, place in enumerate(of_call):
                 key = self._kernels[matches[number]].key if number in matches else None
-                rowed[place] = kernels[place]._replace(key=key)
+                identified[place] = kernels[place]._replace(key=key)
             self.replays += 1
             whole = sum(kernel.kernel.duration_ns for kernel in self._kernels)
             matched = sum(self._kernels[place].kernel.duration_ns for place in matches.values())
             self.least_found = min(self.least_found, matched / whole if whole else 0.0)
-        return rowed
+        return identified
 
-    def _matched(self, names: list[str]) -> Mapping[int, int]:
-        """Return positions in the pattern by position in a replay."""
+    def _match(self, names: list[str]) -> Mapping[int, int]:
+        """Match a replay's kernel names, in order, with the pattern's.
+
+        Return positions in the pattern by position in the replay, for those that match.
+        """
         if names == self._names:
             return {place: place for place in range(len(names))}
         blocks = SequenceMatcher(None, names, self._names, autojunk=False).get_matching_blocks()
         return {block.a + place: block.b + place for block in blocks for place in range(block.size)}
+
+
+class Stamps:
+    """Credits the time between two clock readings to the current row; a `CallObserver`.
+
+    The marker's own work lies between two readings and is counted separately. The backward pass is
+    followed from node to node in autograd's graph. A node belongs to the row that was current when
+    the node was made. Its time ends when the next node begins, so it includes autograd's overhead.
+
+    Attributes:
+        spent: nanoseconds in the present call, by row.
+        own_ns: nanoseconds of the marker's own work in the present call.
+
+    Args:
+        now_ns: the host's clock.
+    """
+
+    def __init__(self, now_ns: Callable[[], int]) -> None:
+        self.spent: dict[Key, int] = {}
+        self.own_ns = 0
+        self._now = now_ns
+        #: The last clock reading.
+        self._last = 0
+        #: The rows that are open, the current row last.
+        self._rows: list[Key] = []
+        #: Autograd's number for the next node when a row became current, and the row, in order.
+        self._made_in: list[tuple[int, Key]] = []
+
+    def start(self) -> None:
+        """Begin a call; time before it is the marker's own work."""
+        self.spent, self.own_ns, self._rows, self._made_in = {}, 0, [], []
+        self._last = self._now()
+
+    def begin_overhead(self) -> None:
+        """Credit the time since the last reading to the current row."""
+        now, row = self._now(), self._row
+        self.spent[row] = self.spent.get(row, 0) + now - self._last
+        self._last = now
+
+    def end_overhead(self) -> None:
+        """Credit the time since the last reading to the marker's own work."""
+        now = self._now()
+        self.own_ns += now - self._last
+        self._last = now
+
+    @contextmanager
+    def around(self, mark: RangeMark | None) -> Iterator[None]:
+        """See `CallObserver`; while entered, the mark's row is current. Entering ends overhead."""
+        self._rows.append(self._key(mark) if mark else self._row)
+        self._note_row()
+        self.end_overhead()
+        try:
+            yield
+        finally:
+            self.begin_overhead()
+            self._rows.pop()
+            self._note_row()
+
+    @contextmanager
+    def following(self, loss: torch.Tensor) -> Iterator[None]:
+        """Follow the backward pass from a loss while entered."""
+        with ExitStack() as stack:
+            for node in nodes_behind(loss):
+                stack.callback(node.register_prehook(self._before(node)).remove)
+            yield
+
+    @property
+    def _row(self) -> Key:
+        """Return the current row."""
+        return self._rows[-1] if self._rows else key_outside_modules(None)
+
+    def _key(self, mark: RangeMark) -> Key:
+        """Return the row for a mark inside the current row."""
+        if mark.scope is Scope.phase:
+            return key_outside_modules(mark.kind)
+        outer = self._row
+        which = Pass.backward if outer.which is Pass.backward else Pass.forward
+        if mark.scope is Scope.operation:
+            return Key(
+                path=outer.path, call=outer.call, operation=mark.number, kind=mark.kind, which=which
+            )
+        return Key(path=mark.path, call=mark.number, operation=None, kind=mark.kind, which=which)
+
+    def _note_row(self) -> None:
+        """Remember that autograd nodes made from now on belong to the current row."""
+        number = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+        self._made_in.append((number, self._row))
+
+    def _before(self, node: torch.autograd.graph.Node) -> Callable[[object], None]:
+        """Return the hook that autograd calls before a node: its row becomes the current row."""
+        place = bisect_right(self._made_in, node._sequence_nr(), key=itemgetter(0)) - 1
+        row = self._made_in[place][1] if place >= 0 else key_outside_modules(None)
+        key = msgspec.structs.replace(row, which=Pass.backward)
+
+        def hook(_: object) -> None:
+            self.begin_overhead()
+            self._rows[-1] = key
+            self.end_overhead()
+
+        return hook
+
+
+def stamp_layers(
+    step: Step,
+    model: torch.nn.Module,
+    device: Device,
+    *,
+    clean_seconds: float | None,
+    calls: int = CALLS,
+) -> LayerTimes:
+    """Return the time of every row of a step on a synchronous device, or why there are none.
+
+    Args:
+        model: the model that the step calls.
+        clean_seconds: `latency` of a call without stamps, or None.
+        calls: number of calls with times.
+    """
+    stamps = Stamps(device.now_ns)
+    times_of_calls: list[CallTimes] = []
+    own_ns: list[int] = []
+    try:
+        with step.active():
+            outline = outline_of(lambda: [part() for _, part in step.segments], model)
+            with undisturbed(), marking(model, outline, stamps) as marker:
+                for number in range(calls + 1):
+                    no_backward = _make_stamped_call(step, marker, stamps)
+                    rows = {key: Spent(busy_ns=ns) for key, ns in stamps.spent.items()}
+                    span_ns = sum(stamps.spent.values())
+                    times_of_calls.append(CallTimes(number, span_ns, rows, {}, starved=False))
+                    own_ns.append(stamps.own_ns)
+                _refuse_strayed(marker)
+    except Opaque as why:
+        return LayerTimes(reason=str(why))
+    # the first call still fills the marker's own caches
+    times = times_of(times_of_calls[1:], TimeSource.stamps)
+    times.own_seconds = float(np.median(own_ns[1:])) * 1e-9
+    times.no_backward = no_backward
+    return close(times, clean_seconds)
+
+
+def _make_stamped_call(step: Step, marker: Marker, stamps: Stamps) -> str | None:
+    """Make a call with stamps; its times are in `stamps` afterward.
+
+    Returns:
+        Why its backward pass was not followed; None if it was followed or there is none.
+    """
+    marker.restart()
+    stamps.start()
+    no_backward = None
+    for name, part in step.segments:
+        with ExitStack() as stack:
+            if name == "backward":
+                loss = step.state.loss
+                if isinstance(loss, torch.Tensor) and loss.grad_fn is not None:
+                    stack.enter_context(stamps.following(loss))
+                else:
+                    no_backward = "the step does not store a loss with a graph"
+            with stamps.around(RangeMark(Scope.phase, kind=name)):
+                part()
+    return no_backward

@@ -1,4 +1,8 @@
-"""Modes: the timed call, built from session operations without torch or a clock."""
+"""Modes: the timed call, built from session operations without torch or a clock.
+
+A mode is a phase of the plan (`train`, `inference`). It prepares a `Step`: the call as a whole, and
+its segments (phases), such as forward and backward, for the passes that time or profile them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,11 @@ _ON_HOST = ("data", "schedule", "ema")
 class State:
     """Values that a call's segments pass on.
 
-    The `source` of batches may be replaced, for example by one pass over the data.
+    Attributes:
+        source: returns the next batch. It may be replaced, for example by one pass over the data.
+        batch: batch of the last call.
+        outputs: outputs of the last call.
+        loss: loss of the last training step, on the device.
     """
 
     source: Callable[[], Batch]
@@ -34,7 +42,9 @@ class Step:
     Attributes:
         call: the whole step. On an asynchronous device it only enqueues work.
         segments: names and functions, for example `data` and `forward`.
-        active: context for all calls.
+        active: context for all calls, such as evaluation mode without autograd.
+        state: values of the last call.
+        trains: whether it is a training step.
         trainer: training state, if the session can save it.
     """
 
@@ -50,7 +60,11 @@ class Step:
 def graphed(step: Step, session: Session, *, constant: bool) -> Step:
     """Return the same step with everything after its data as one CUDA graph launch.
 
-    The step must have been called before. Raises `Unsupported` if it cannot be captured.
+    The step must have been called before. What runs on the host stays outside the graph: batches
+    are copied into the graph's tensors before it, schedules advance after it.
+
+    Raises:
+        Unsupported: the step cannot be captured.
 
     Args:
         constant: whether all batches have the same inputs. If so, only targets are copied per call.
@@ -80,7 +94,7 @@ def graphed(step: Step, session: Session, *, constant: bool) -> Step:
 
 
 def without_data(step: Step) -> Callable[[], None]:
-    """Return the call without its host segments. It uses the last call's batch."""
+    """Return the call without its host segments. It uses the last call's batch again."""
     parts = [part for name, part in step.segments if name not in _ON_HOST]
 
     def work() -> None:
@@ -94,4 +108,4 @@ class Mode(Protocol):
     """An object built from a phase in the configuration's `mode` node."""
 
     def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
-        """Return the call to time."""
+        """Return the call to time, ready for its first call inside `active`."""

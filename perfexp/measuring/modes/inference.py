@@ -11,12 +11,18 @@ from perfexp.models import Session
 
 
 class Inference:
-    """Forward passes without autograd."""
+    """Forward passes without autograd (mode=inference).
+
+    Args:
+        trained: whether the plan's own training supplies the weights.
+        batch_size: read by the plan; it is an argument because it stands in the same node.
+    """
 
     def __init__(self, *, trained: bool = False, batch_size: Any = None) -> None:
         self.trained = trained
 
     def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
+        """See `Mode`; the phases are `data`, unless the inputs never change, and `forward`."""
         state, run = State(source=batches.next), session.forward
 
         call: Callable[[], None]

@@ -1,4 +1,7 @@
-"""Learning rate schedules as factors per step, in closed form, so that resumed runs agree."""
+"""Learning rate schedules as factors per step, in closed form, so that resumed runs agree.
+
+`Train.rates` builds a `Rates` for a training in epochs; the trainer asks it for each step's factor.
+"""
 
 from __future__ import annotations
 
@@ -32,25 +35,32 @@ class Rates:
     decay_factor: float = 0.1
 
     def factor(self, step: int) -> float:
-        """Return the factor for a step, from 0. Steps after the last use the schedule's end."""
+        """Return the learning rate of a step, relative to the optimizer's rate.
+
+        Args:
+            step: number of the step, from 0. Steps after the last use the schedule's end.
+        """
         step = min(step, self.total)
         if self.schedule is Schedule.one_cycle:
             return self._one_cycle(step)
         if step < self.warmup:
             return (step + 1) / self.warmup
         if self.schedule is Schedule.cosine:
-            return _between(1.0, 0.0, (step - self.warmup) / max(self.total - self.warmup, 1))
+            share = (step - self.warmup) / max(self.total - self.warmup, 1)
+            return _cosine_between(1.0, 0.0, share)
         if self.schedule is Schedule.step:
             return self.decay_factor ** (step // self.per_epoch // self.decay_epochs)
         return 1.0
 
     def _one_cycle(self, step: int) -> float:
+        """Return the factor for `one_cycle`: rising to 1 at the top step, then falling."""
         top = (self.warmup or _UP * self.total) - 1
         if step < top:
-            return _between(_FIRST, 1.0, step / top)
-        return _between(1.0, _FIRST * _LAST, min((step - top) / max(self.total - 1 - top, 1), 1.0))
+            return _cosine_between(_FIRST, 1.0, step / top)
+        share = min((step - top) / max(self.total - 1 - top, 1), 1.0)
+        return _cosine_between(1.0, _FIRST * _LAST, share)
 
 
-def _between(start: float, end: float, share: float) -> float:
-    """Return a value on half a cosine wave from start to end."""
+def _cosine_between(start: float, end: float, share: float) -> float:
+    """Return a value on half a cosine wave from start (`share` 0) to end (1)."""
     return end + (start - end) / 2 * (1 + math.cos(math.pi * share))

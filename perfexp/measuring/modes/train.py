@@ -1,4 +1,8 @@
-"""Training: a whole step with data, forward, loss, backward and optimizer, and epoch settings."""
+"""Training: a whole step with data, forward, loss, backward and optimizer, and epoch settings.
+
+The settings are the keys of `mode.train`, described in `plan/key_descriptions.yaml`. Most apply to
+trainings in epochs only (`measuring.epochs`).
+"""
 
 from __future__ import annotations
 
@@ -17,10 +21,10 @@ from perfexp.models import Schedule, Session, Trainer
 
 #: Settings in the configuration that only SGD has.
 _OF_SGD = ("momentum", "nesterov")
-#: Epoch settings that need no training state.
+#: Epoch settings that need no training state, so that any model can have them.
 _OF_ANY_MODEL = ("mode.train.patience", "mode.train.eval_every", "mode.train.log_every")
 
-
+#: The smallest float above 0 and the largest below 1, for open ends of a range.
 _ABOVE_0, _BELOW_1 = math.ulp(0.0), math.nextafter(1.0, 0.0)
 #: Smallest and largest values of settings that are not None, and a description.
 _POSSIBLE = {
@@ -33,6 +37,7 @@ _POSSIBLE = {
     "ema": (_ABOVE_0, _BELOW_1, "a decay between 0 and 1, for example 0.999"),
     "eval_every": (1, math.inf, "1 epoch or more, or null"),
     "patience": (1, math.inf, "1 evaluation or more, or null"),
+    "target_accuracy": (_ABOVE_0, 1, "a share above 0, up to 1, such as 0.94"),
     "log_every": (1, math.inf, "1 step or more, or null"),
     "save_every": (1, math.inf, "1 epoch or more, or null"),
 }
@@ -40,7 +45,11 @@ _POSSIBLE = {
 
 @dataclass(kw_only=True, eq=False)
 class Train:
-    """Training steps."""
+    """Training steps (mode=train).
+
+    Raises:
+        UserError: a setting is out of range, or two settings contradict each other.
+    """
 
     optimizer: dict[str, Any]
     schedule: Schedule = Schedule.constant
@@ -53,6 +62,7 @@ class Train:
     ema: float | None = None
     eval_every: int | None = None
     patience: int | None = None
+    target_accuracy: float | None = None
     log_every: int | None = None
     checkpoints: bool = False
     save_every: int | None = None
@@ -60,15 +70,18 @@ class Train:
     batch_size: Any = None
 
     def __post_init__(self) -> None:
-        # a plan contains the schedule's name
-        self.optimizer, self.schedule = (
-            _checked(self.optimizer),
-            Schedule(self.schedule),
-        )
+        """Check the settings."""
+        self.optimizer = _check_optimizer(self.optimizer)
+        self.schedule = Schedule(self.schedule)  # a plan contains its name
         for key, (least, most, allowed) in _POSSIBLE.items():
             if (value := getattr(self, key)) is not None and not least <= value <= most:
                 raise UserError(f"mode.train.{key}={value}: set {allowed}.")
-        self.eval_every = self.eval_every or (1 if self.patience else None)
+        self.eval_every = self.eval_every or (1 if self.patience or self.target_accuracy else None)
+        if self.target_accuracy and self.resume_from:
+            raise UserError(
+                "mode.train.target_accuracy counts the time of a whole training: leave out "
+                "mode.train.resume_from."
+            )
         if self.save_every and not self.checkpoints:
             raise UserError(
                 f"mode.train.save_every={self.save_every} needs mode.train.checkpoints=true."
@@ -81,12 +94,16 @@ class Train:
 
     @property
     def of_epochs(self) -> list[str]:
-        """Return the settings that only apply to whole epochs, as `key=value`."""
+        """Return the settings that are set and only apply to whole epochs, as `key=value`.
+
+        The plan refuses them without epochs=N.
+        """
         settings = {
             "schedule": self.schedule if self.schedule is not Schedule.constant else None,
             "warmup_steps": self.warmup_steps,
             "warmup_epochs": self.warmup_epochs,
             "patience": self.patience,
+            "target_accuracy": self.target_accuracy,
             "eval_every": self.eval_every,
             "log_every": self.log_every,
             "checkpoints": str(self.checkpoints).lower() if self.checkpoints else None,
@@ -96,7 +113,10 @@ class Train:
 
     @property
     def of_trainer(self) -> list[str]:
-        """Return the settings that need a session with a trainer, as `key=value`."""
+        """Return the settings that are set and need a training state, as `key=value`.
+
+        The plan chooses by them who updates the weights: the mode's optimizer, or the model's own.
+        """
         others = {"clip_grad_norm": self.clip_grad_norm, "ema": self.ema}
         own = [text for text in self.of_epochs if not text.startswith(_OF_ANY_MODEL)]
         return [*own, *(f"mode.train.{key}={value}" for key, value in others.items() if value)]
@@ -107,7 +127,7 @@ class Train:
         return self.schedule is not Schedule.constant or self.warmup_steps + self.warmup_epochs > 0
 
     def rates(self, epochs: int, per_epoch: int) -> Rates:
-        """Return the learning rates for a training with `per_epoch` steps per epoch."""
+        """Return each step's learning rate, for a training with `per_epoch` steps per epoch."""
         return Rates(
             schedule=self.schedule,
             total=epochs * per_epoch,
@@ -120,9 +140,10 @@ class Train:
     def updating(
         self, session: Session, batch_size: int
     ) -> tuple[Callable[[], None], Trainer | None]:
-        """Return the optimizer's part of a step, and the training state.
+        """Return the optimizer's part of a step, and the training state; None if there is none.
 
-        Raises `UserError` if the session does not accept a setting or a checkpoint does not fit.
+        Raises:
+            UserError: the session does not accept a setting, or a checkpoint does not fit.
         """
         update = session.optimizer({**self.optimizer, **self._extra()})
         trainer = session.trainer(ema=self.ema, batch_size=batch_size, resume_from=self.resume_from)
@@ -134,13 +155,12 @@ class Train:
         return update, trainer
 
     def prepare(self, *, session: Session, batches: Batches, batch_size: int) -> Step:
+        """See `Mode`; the phases are data, forward, loss, backward, optimizer, and what is set."""
         state = State(source=batches.next)
         update, trainer = self.updating(session, batch_size)
-        loss_of = (
-            partial(session.loss, label_smoothing=self.label_smoothing)
-            if self.label_smoothing
-            else session.loss
-        )
+        loss_of = session.loss
+        if self.label_smoothing:
+            loss_of = partial(session.loss, label_smoothing=self.label_smoothing)
 
         def data() -> None:
             state.batch = state.source()
@@ -160,8 +180,9 @@ class Train:
             ("data", data),
             ("forward", forward),
             ("loss", loss),
+            ("backward", backward),
+            ("optimizer", update),
         ]
-        parts += [("backward", backward), ("optimizer", update)]
         if trainer is not None and self.is_scheduled:
             parts.append(("schedule", trainer.advance))
         if trainer is not None and self.ema:
@@ -193,10 +214,13 @@ class Train:
         return {key: value for key, value in extra.items() if value}
 
 
-def _checked(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return optimizer settings; raise `UserError` if a value is impossible.
+def _check_optimizer(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the optimizer settings to pass to torch.
 
     SGD's settings are dropped for other optimizers.
+
+    Raises:
+        UserError: a value is impossible.
     """
     is_sgd = settings.get("name", "sgd") == "sgd"
     settings = {key: value for key, value in settings.items() if is_sgd or key not in _OF_SGD}

@@ -1,4 +1,8 @@
-"""Probes: observe calls in a separate pass after the timing, and add metrics to the point."""
+"""Probes: observe calls in a separate pass after the timing, and add metrics to the point.
+
+The interfaces here are for the user's own probes (`probe` in the configuration). The modules beside
+this one measure what perfexp itself adds: energy, ceilings, work rates, workspaces.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,11 @@ from perfexp.records.record import Epoch, Key
 class ProbeContext:
     """Everything that a probe may inspect.
 
-    After the last call, the step holds its state (`step.state.outputs`, `.loss`). A torch model is
-    `session.module`.
+    Attributes:
+        key: the point: phase, input size, batch size, precision, replicate.
+        step: the call. After the last call it holds its state (`step.state.outputs`, `.loss`).
+        session: the loaded model; a torch model is `session.module`.
+        device: device of the calls.
     """
 
     key: Key

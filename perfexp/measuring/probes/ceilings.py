@@ -1,4 +1,8 @@
-"""Ceilings: a device's highest sustained rates for a matrix product and a copy, cached."""
+"""Ceilings: a device's highest sustained rates for a matrix product and a copy, cached.
+
+They are what this device reaches in practice, below the peaks of its data sheet. The worker
+measures them before the first point (probes.ceilings=true), and work rates are compared with them.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,7 @@ _DATA_TYPES = {
 #: Seconds of work until the clock settles to the power limit, then seconds that count, and per
 #: block.
 _SETTLED_SECONDS, _COUNTED_SECONDS, _BLOCK_SECONDS = 1.0, 0.5, 0.1
+#: First calls, and maximum calls per block.
 _WARMUP, _MOST_CALLS = 2, 100
 #: Number of products in `host_flops_per_second`.
 _HOST_PRODUCTS = 10
@@ -55,7 +60,11 @@ def ceilings(
     Number formats are, for example, `tf32` and `bf16`. The copy counts bytes read and written.
     Rates are sustained: the power limit has slowed the clock down as in long runs. They are
     measured once per device, limits and torch version, in about five seconds on an idle device.
-    Earlier results come from a cache, by default the user's.
+    Earlier results come from a cache.
+
+    Args:
+        formats: number formats of the model's contractions.
+        cache: by default, the user's cache for this device.
     """
     cache = cache or JsonCache(cache_folder("ceilings"), _identity(device))
     rates: dict[str, float] = {}
@@ -69,6 +78,7 @@ def ceilings(
 
 
 def _identity(device: Device) -> Mapping[str, Any]:
+    """Return what the rates depend on: a change of any value makes the cache start empty."""
     facts = device.facts()
     return {
         "device": device.name,
@@ -82,6 +92,7 @@ def _identity(device: Device) -> Mapping[str, Any]:
 
 @tf32.unchanged()
 def _flops_per_second(device: Device, number_format: str) -> float:
+    """Return the sustained FLOP/s of a square matrix product, the best of several sides."""
     tf32.allow(number_format == "tf32")
     data_type, rates = _DATA_TYPES[number_format], []
     for side in _SIDES[device.kind]:
@@ -97,7 +108,10 @@ def _flops_per_second(device: Device, number_format: str) -> float:
 
 
 def host_flops_per_second(number_format: str) -> float:
-    """Return the FLOP/s of the fastest of a few matrix products on the CPU, in some 50 ms."""
+    """Return the FLOP/s of the fastest of a few matrix products on the CPU, after about 50 ms.
+
+    A model that seems to compute several times faster did not do its work (`work_rates`).
+    """
     data_type, side = _DATA_TYPES[number_format], _SIDES["cpu"][0]
     generator = torch.Generator().manual_seed(0)  # leaves the model's random numbers alone
     first, second = (torch.randn(side, side, generator=generator).to(data_type) for _ in range(2))
@@ -111,27 +125,26 @@ def host_flops_per_second(number_format: str) -> float:
 
 
 def _bytes_per_second(device: Device) -> float:
-    source = torch.empty(
-        _COPIED_BYTES[device.kind], dtype=torch.uint8, device=device.identifier
-    ).fill_(1)
+    """Return the sustained bytes/s of a copy within the device's memory, read plus written."""
+    shape = (_COPIED_BYTES[device.kind],)
+    source = torch.ones(shape, dtype=torch.uint8, device=device.identifier)
     target = torch.empty_like(source)
     return 2 * source.numel() / _sustained(lambda: target.copy_(source), device)
 
 
 def _sustained(call: Callable[[], object], device: Device) -> float:
     """Return the median seconds per call at a settled clock, in device time if available."""
-    block = (
-        queue.Chain(call, device, _MOST_CALLS)
-        if device.asynchronous
-        else collecting.HostChain(call, device)
-    )
+    block: Callable[[int], collecting.Samples] = collecting.HostChain(call, device)
+    if device.asynchronous:
+        block = queue.Chain(call, device, _MOST_CALLS)
     with torch.inference_mode(), collecting.undisturbed():
-        first = max(float(np.min(block(_WARMUP))), 1e-9)
-        calls = min(max(int(_BLOCK_SECONDS / first), 1), _MOST_CALLS)
-        worked, counted = 0.0, []
-        while worked < _SETTLED_SECONDS + _COUNTED_SECONDS:
+        call_seconds = max(float(np.min(block(_WARMUP))), 1e-9)
+        calls = min(max(int(_BLOCK_SECONDS / call_seconds), 1), _MOST_CALLS)
+        worked_seconds, counted = 0.0, []
+        while worked_seconds < _SETTLED_SECONDS + _COUNTED_SECONDS:
             seconds = block(calls)
-            if worked >= _SETTLED_SECONDS:
+            if worked_seconds >= _SETTLED_SECONDS:
                 counted.append(seconds)
-            worked += float(seconds.sum())
+            worked_seconds += float(seconds.sum())
+    # a single call may take longer than all of that
     return float(np.median(np.concatenate(counted or [seconds])))

@@ -1,4 +1,11 @@
-"""Energy: the mean power of a plateau of calls, between energy-counter ticks, times call time."""
+"""Energy per call: the mean power of a plateau of calls times the time of a call.
+
+A plateau is a period of calls that is long enough for the power to become constant. Only its
+windows count, each from one tick of the energy counter to another. The idle power is measured
+before and after, and net energy leaves it out. `procedure` measures a plateau in the loop and one
+with graph replays ("queued"), which keep the device busy. Meters and their mathematics are in
+`devices/meters`.
+"""
 
 from __future__ import annotations
 
@@ -46,9 +53,12 @@ _ENERGIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Energy:
-    """Result: metrics, facts and diagnostics.
+    """Result of an energy measurement.
 
-    Each missing metric has a reason. Facts include each meter's raw readings.
+    Attributes:
+        metrics: power and energy figures; each missing metric has a reason.
+        facts: how they were measured, with each meter's raw readings.
+        doubts: diagnostics.
     """
 
     metrics: list[Metric]
@@ -64,7 +74,13 @@ class Energy:
 
 @dataclass(frozen=True, kw_only=True)
 class Plateau:
-    """Power, number of calls, and mean call time, all in the same windows."""
+    """What was measured on a plateau of calls, all in the same windows.
+
+    Attributes:
+        power: power of the device in watts.
+        calls: number of calls.
+        call_seconds: mean seconds per call.
+    """
 
     power: Power
     calls: int
@@ -72,7 +88,7 @@ class Plateau:
 
     @property
     def call_joules(self) -> Reading:
-        """Return the energy per call."""
+        """Return the energy per call in joules."""
         return product(self.power.mean_watts, self.call_seconds)
 
 
@@ -81,9 +97,10 @@ class EnergyProcedure:
     """Measures the energy of calls, point by point.
 
     Attributes:
-        detected: meters that were found.
-        sleep: waits on the host.
-        beside: reads the meters while the device is kept busy.
+        detected: meters of the device, or of all ranks' devices.
+        rules: lengths of plateaus and windows.
+        sleep: waits on the host for some seconds.
+        beside: reads the meters in a thread while the device is kept busy.
     """
 
     device: Device
@@ -91,47 +108,55 @@ class EnergyProcedure:
     rules: Rules = field(default_factory=Rules)
     sleep: Callable[[float], None] = time.sleep
     beside: Beside = threaded
+    #: Idle powers in order: before the first point, then after points.
     _idle: list[Power] = field(default_factory=list)
+    #: Interval between ticks of each meter's counter, by meter name.
     _tick_seconds: dict[str, float] = field(default_factory=dict)
+    #: Points in a row with a counter and an integral that disagree.
     _disagreed: int = 0
 
     def idle(self) -> Power | None:
-        """Return the power of the idle device before any measurement; None without a meter."""
+        """Return the power of the idle device before any measurement; None without a meter.
+
+        It is measured at the first request.
+        """
         if not self._idle and self.detected.meters:
-            self._rest(self.rules)
+            self._measure_idle(self.rules)
         return self._idle[0] if self._idle else None
 
     def rest(self) -> None:
         """Measure the idle power again, after a pause for the power to settle."""
         window_seconds = min(self.rules.window_seconds, _REST_WINDOW_SECONDS)
-        self._rest(
+        self._measure_idle(
             replace(self.rules, plateau_seconds=_REST_SECONDS, window_seconds=window_seconds)
         )
 
-    def _rest(self, rules: Rules) -> None:
+    def _measure_idle(self, rules: Rules) -> None:
+        """Measure the power of the idle device and add it to the idle powers."""
         self.device.synchronize()
         tracks = self._tracks()
         self._idle.append(Power(Watch(tracks, self._now, rules).run(self.sleep), tracks))
         self._remember(tracks)
 
     def plateau(self, call: Call, worked_seconds: float = 0.0) -> Plateau | None:
-        """Measure the power and pace of a call; None without a meter.
+        """Keep the device busy with calls, and measure their power and pace; None without a meter.
 
         Args:
             call: enqueues on an asynchronous device; it may be called any number of times.
             worked_seconds: time that the device has just worked on such calls; it replaces at most
                 half of the plateau.
         """
-        has_rested = not self._idle
+        rests_now = not self._idle  # `idle` below measures, and the device cools meanwhile
         if self.idle() is None:
             return None
-        tracks, plateau = self._tracks(), self.rules.plateau_seconds
+        tracks, plateau_seconds = self._tracks(), self.rules.plateau_seconds
         with undisturbed():
-            if not has_rested:
-                plateau -= min(worked_seconds, _WORKED_SHARE * plateau)
-            watch = Watch(tracks, self._now, replace(self.rules, plateau_seconds=plateau))
+            if not rests_now:
+                plateau_seconds -= min(worked_seconds, _WORKED_SHARE * plateau_seconds)
+            rules = replace(self.rules, plateau_seconds=plateau_seconds)
+            watch = Watch(tracks, self._now, rules)
             feeder = Feeder(call, self.device, self.sleep)
-            calls, taken = self.beside(watch, feeder)
+            calls, window_seconds = self.beside(watch, feeder)
         self._remember(tracks)
         self._disagreed += 1
         if not any(windows.disagrees for windows in watch.windows):
@@ -141,9 +166,8 @@ class EnergyProcedure:
             self.rules = replace(self.rules, most_seconds=0.0)
         call_seconds = Reading(None, "no call was completed in the window")
         if calls:
-            call_seconds = Reading(
-                taken / calls, half_width=feeder.half_width(watch.windows[0].edges)
-            )
+            half_width = feeder.half_width(watch.windows[0].edges)
+            call_seconds = Reading(window_seconds / calls, half_width=half_width)
         return Plateau(power=Power(watch.windows, tracks), calls=calls, call_seconds=call_seconds)
 
     def measure(
@@ -156,7 +180,10 @@ class EnergyProcedure:
         clean: Interval | None = None,
         worked_seconds: float = 0.0,
     ) -> Energy:
-        """Measure the energy per call in its loop only; see `plateau` and `report`."""
+        """Measure the energy per call in its loop only; see `plateau` and `report`.
+
+        For programs of the repository that measure a call without a point.
+        """
         calls_per = calls_per_unit(
             images_per_call=images_per_call, trains=trains, calls_per_epoch=calls_per_epoch
         )
@@ -194,7 +221,7 @@ class EnergyProcedure:
         metrics = _metrics(
             power.mean_watts, call_seconds, idle_watts, calls_per, queued, estimated=power.estimated
         )
-        metrics += _of_windows(plateau)
+        metrics += _window_metrics(plateau)
         facts = {"meters": power.facts(), "idle": idle[0].facts()}
         if len(idle) > 1:
             facts["idle_last"] = idle[-1].facts()
@@ -202,7 +229,7 @@ class EnergyProcedure:
         if isinstance(queued, Plateau):
             facts["queued"] = queued.power.facts()
             others.append(("pace of the device", queued.power))
-        doubts = [*self.detected.doubts, *_of_all(power, others)]
+        doubts = [*self.detected.doubts, *_merge_diagnostics(power, others)]
         if queued is not None or another_pace(call_seconds, clean):
             is_captured = queued is None or isinstance(queued, Plateau)
             advice = "a larger batch" + " or execution.cuda_graph=true" * is_captured
@@ -212,26 +239,30 @@ class EnergyProcedure:
         return Energy(metrics=metrics, facts=facts, doubts=doubts)
 
     def _tracks(self) -> list[Track]:
+        """Return a new recording of each meter, with the tick interval known so far."""
         return [
             Track(meter, self._now, self._tick_seconds.get(meter.name))
             for meter in self.detected.meters
         ]
 
     def _remember(self, tracks: list[Track]) -> None:
+        """Store the tick intervals that recordings have shown, for later recordings."""
         self._tick_seconds |= {
             track.meter.name: tick for track in tracks if (tick := track.tick_seconds) is not None
         }
 
     def _now(self) -> float:
+        """Return the host's clock in seconds."""
         return self.device.now_ns() * 1e-9
 
 
 def calls_per_unit(
     *, images_per_call: int, trains: bool, calls_per_epoch: int | None
 ) -> dict[str, Reading]:
-    """Return the number of calls per energy unit (call, image and epoch).
+    """Return the number of calls in each energy unit: call, image and, in training, epoch.
 
     Args:
+        images_per_call: images in the batches of all ranks.
         trains: whether to include the epoch.
         calls_per_epoch: None for endless data; the reading then has a reason instead of a value.
     """
@@ -259,6 +290,13 @@ def _metrics(
     """Return the power and the energy per call, image and epoch, gross and net of idle power.
 
     Intervals combine power, time and idle power in quadrature (delta method).
+
+    Args:
+        watts: mean power of the plateau.
+        idle_watts: idle power.
+        calls_per: number of calls in each energy unit.
+        queued: see `EnergyProcedure.report`.
+        estimated: whether a meter only estimates its power.
     """
     metrics = [
         metric(quantities.POWER, watts, estimated=estimated),
@@ -271,12 +309,12 @@ def _metrics(
             name = _ENERGIES[unit][number]
             metrics.append(metric(name, product(joules, calls), estimated=is_estimate))
             if name == quantities.ENERGY:  # next to the energy in the loop
-                metrics += _queued(queued)
+                metrics += _queued_metrics(queued)
     return metrics
 
 
-def _queued(queued: Plateau | Reading | None) -> list[Metric]:
-    """Return the energy, power and seconds per call with the device kept busy."""
+def _queued_metrics(queued: Plateau | Reading | None) -> list[Metric]:
+    """Return the energy, power and seconds per call with the device kept busy; empty for None."""
     if queued is None:
         return []
     if not isinstance(queued, Plateau):
@@ -290,7 +328,7 @@ def _queued(queued: Plateau | Reading | None) -> list[Metric]:
 
 
 def _paces(plateau: Plateau, clean: Interval | None, queued: Plateau | Reading | None) -> str:
-    """Return text about the energy per call in the loop, and with the device kept busy."""
+    """Describe energy and time per call in the loop, and with the device kept busy."""
     timed = f" ({clean.value * 1e3:.4g} ms when it was timed)" if clean else ""
     paces = [f"{_pace(plateau)} in the loop{timed}"]
     if isinstance(queued, Plateau):
@@ -301,6 +339,7 @@ def _paces(plateau: Plateau, clean: Interval | None, queued: Plateau | Reading |
 
 
 def _pace(plateau: Plateau) -> str:
+    """Describe energy and time per call, for example `0.88 J at 12.3 ms per call`."""
     joules, seconds = plateau.call_joules.value, plateau.call_seconds.value
     energy = "no energy" if joules is None else f"{joules:.4g} J"
     if seconds is None:
@@ -308,10 +347,11 @@ def _pace(plateau: Plateau) -> str:
     return f"{energy} at {seconds * 1e3:.4g} ms per call"
 
 
-def _of_windows(plateau: Plateau) -> list[Metric]:
-    """Return metrics for the windows, then for each meter if there are several.
+def _window_metrics(plateau: Plateau) -> list[Metric]:
+    """Return metrics about the plateau's windows, then for each meter if there are several.
 
-    Meters have the order of the facts.
+    The windows' metrics show how far counter and integral agree. Meters have the order of the
+    facts.
     """
     power, call_seconds = plateau.power, plateau.call_seconds
     seconds = max(windows.seconds for windows in power.windows)
@@ -332,8 +372,12 @@ def _of_windows(plateau: Plateau) -> list[Metric]:
     return metrics
 
 
-def _of_all(power: Power, others: Sequence[tuple[str, Power]]) -> list[Diagnostic]:
-    """Return a power's diagnostics, and diagnostics that only others have, with their names."""
+def _merge_diagnostics(power: Power, others: Sequence[tuple[str, Power]]) -> list[Diagnostic]:
+    """Return a power's diagnostics, and diagnostics that only others have, with their names.
+
+    Args:
+        others: name and power, for example the idle power.
+    """
     doubts = list(power.doubts)
     for name, other in others:
         codes = {item.code for item in doubts}
@@ -345,10 +389,13 @@ def _of_all(power: Power, others: Sequence[tuple[str, Power]]) -> list[Diagnosti
 def rules_for(
     *, window_seconds: float | None = None, target: float | None = None, rules: Rules | None = None
 ) -> Rules:
-    """Return rules with windows of at least `window_seconds`.
+    """Return rules for plateaus with windows of at least `window_seconds`.
 
-    The default suits the stopping rule: 5 s if it requires a relative half-width (`target`) of at
-    most 0.5 %, otherwise 1 s.
+    Args:
+        window_seconds: by default 5 s if the stopping rule requires a precision of 0.5 % or better,
+            otherwise 1 s.
+        target: relative half-width that the stopping rule requires; None if it requires none.
+        rules: rules to change; by default the usual rules.
     """
     if window_seconds is None:
         window_seconds = 5.0 if target is not None and target <= 0.005 else 1.0

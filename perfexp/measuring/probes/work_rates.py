@@ -1,4 +1,10 @@
-"""Work rates: a point's analytic work per call, and the rates achieved."""
+"""Work rates: a point's analytic work per call, and the rates achieved.
+
+Work is counted from the model's layers (`perfexp.cost`). A contraction is a matrix product or a
+convolution; they do nearly all of the FLOPs, and each number format has its own peak. A rate is
+compared with the data sheet's peak and with the measured ceiling. `procedure` adds all of it
+last, because rates need every time.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +81,8 @@ def add_work_metrics(
             f"no file of conf/gpu has this device's peak in {' or '.join(dict.fromkeys(formats))}; "
             "set probes.ceilings=true to measure what it reaches"
         )
-        point.metrics.append(_part(point, _least_seconds(work, formats, peaks), MFU, reason))
+        least = _least_seconds(work, formats, peaks)
+        point.metrics.append(_share_metric(point, least, MFU, reason))
     if ceilings:
         least = _least_seconds(work, formats, ceilings)
         highest = (
@@ -84,7 +91,7 @@ def add_work_metrics(
         point.metrics += [
             Metric.of(FLOPS_CEILING, highest),
             Metric.of(BYTES_CEILING, ceilings["bytes_per_second"]),
-            _part(point, least, MFU_OF_CEILING),
+            _share_metric(point, least, MFU_OF_CEILING),
         ]
         point.facts["ceilings"] = dict(ceilings)
     elif ceilings is not None:
@@ -98,7 +105,9 @@ def add_work_metrics(
     ]
     if host_rate is not None:
         shares.append(
-            _part(point, work.contraction_flops / host_rate, "share of a matrix product's rate")
+            _share_metric(
+                point, work.contraction_flops / host_rate, "share of a matrix product's rate"
+            )
         )
     for metric in shares:
         if metric.value is not None and metric.value > _IMPOSSIBLE and not work.is_random:
@@ -107,15 +116,18 @@ def add_work_metrics(
                 "the model's work"
             )
             point.status, point.error = Status.FAILED, reason
-    point.doubts += [*_worth_of_tf32(work, formats, peaks or {}), *_doubts(work)]
+    point.doubts += [*_tf32_note(work, formats, peaks or {}), *_count_diagnostics(work)]
 
 
 def add_token_metrics(
     point: Point, tokens: Tokens, ceilings: Mapping[str, float] | None = None
 ) -> None:
-    """Add tokens/s, and in mode=decode the cache and `mbu`, to a timed point.
+    """Add tokens/s, and in mode=decode the cache and `mbu`, to a timed point of a language model.
+
+    `mbu` is memory bandwidth utilization: weights and cache are read once per call.
 
     Args:
+        tokens: tokens per call, with bytes of cache and weights in mode=decode.
         ceilings: see `add_work_metrics`.
     """
     call = loop_interval(point)
@@ -134,8 +146,8 @@ def add_token_metrics(
     point.metrics.append(Metric.of(MBU, share, reason=missing))
 
 
-def _doubts(work: Work) -> Iterator[Diagnostic]:
-    """Yield diagnostics about the count itself."""
+def _count_diagnostics(work: Work) -> Iterator[Diagnostic]:
+    """Yield diagnostics about the count itself, for example an operation without a formula."""
     if work.parameters and not work.flops_model and not work.uncounted:
         yield diagnostics.make(
             "work_uncounted",
@@ -153,6 +165,7 @@ def _doubts(work: Work) -> Iterator[Diagnostic]:
 
 
 def _rate(point: Point, work: Work) -> Metric:
+    """Return the rate of the model's FLOPs, in FLOP/s of device time if available."""
     seconds = first_median(point, *DEVICE_TIMES, "latency", "throughput")
     if seconds is None:
         return Metric.of(WORK_RATE, None, reason="nothing was timed")
@@ -162,30 +175,35 @@ def _rate(point: Point, work: Work) -> Metric:
 def _seconds_by_kind(
     work: Work, formats: Formats, rates: Mapping[str, float | None]
 ) -> tuple[float | None, float | None]:
-    """Return the minimum times of matrix products and convolutions; None if a rate is unknown."""
+    """Return the minimum seconds of matrix products and of convolutions, at the given rates.
+
+    None if there is such work and its rate is unknown.
+
+    Args:
+        formats: number format of matrix products, then of convolutions.
+        rates: FLOP/s by number format.
+    """
     amounts = (work.contraction_flops - work.convolution_flops, work.convolution_flops)
-    found: list[float | None] = []
+    seconds: list[float | None] = []
     for amount, name in zip(amounts, formats, strict=True):
         rate = rates.get(name)
         if rate:
-            found.append(amount / rate)
+            seconds.append(amount / rate)
         else:
-            found.append(None if amount else 0.0)
-    return found[0], found[1]
+            seconds.append(None if amount else 0.0)
+    return seconds[0], seconds[1]
 
 
 def _least_seconds(work: Work, formats: Formats, rates: Mapping[str, float | None]) -> float | None:
-    """Return the minimum time of the contractions; None if a rate is unknown."""
+    """Return the minimum seconds of the contractions; None if a rate is unknown."""
     products, convolutions = _seconds_by_kind(work, formats, rates)
     if products is None or convolutions is None:
         return None
     return products + convolutions
 
 
-def _worth_of_tf32(
-    work: Work, formats: Formats, peaks: Mapping[str, float | None]
-) -> list[Diagnostic]:
-    """Return a note if most of the time would be shorter with TF32."""
+def _tf32_note(work: Work, formats: Formats, peaks: Mapping[str, float | None]) -> list[Diagnostic]:
+    """Return a note if most of the time goes to fp32 contractions, and TF32 is much faster."""
     tf32, fp32 = (peaks.get(kind) for kind in ("tf32", "fp32"))
     if not (tf32 and fp32 and tf32 > _WORTH * fp32 and work.contraction_flops):
         return []
@@ -198,7 +216,13 @@ def _worth_of_tf32(
     return [diagnostics.make("tf32_ceiling", ratio=tf32 / fp32)]
 
 
-def _part(point: Point, least_seconds: float | None, name: str, reason: str = "") -> Metric:
+def _share_metric(point: Point, least_seconds: float | None, name: str, reason: str = "") -> Metric:
+    """Return a utilization: the contractions' minimum time over the loop time.
+
+    Args:
+        least_seconds: minimum time; None if a rate is unknown.
+        reason: why it is unknown.
+    """
     call = loop_interval(point)
     if least_seconds is None:
         return Metric.of(name, None, reason=reason)

@@ -1,4 +1,8 @@
-"""Workspaces: memory that cuDNN takes during a convolution, measured on the device and cached."""
+"""Workspaces: memory that cuDNN takes during a convolution, measured on the device and cached.
+
+A traced peak of memory (`worker.peak_memory`) lacks them, because cuDNN chooses its engines and
+their workspaces only on the device. An `OperatorCall` is one convolution with its shapes and types.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,7 @@ class WorkspaceSizes:
 
     Attributes:
         device: name of the device that they were measured on; None if none is known.
+        sizes: bytes of each known workspace.
         convolutions: number of distinct convolutions in the trace.
         reason: why the first unknown workspace is unknown; None if it was not tried.
     """
@@ -37,7 +42,7 @@ class WorkspaceSizes:
     reason: str | None = None
 
     def facts(self) -> dict[str, Any]:
-        """Return the number of known workspaces and their origin as JSON values."""
+        """Return the number of known workspaces and their origin as JSON, for `perfexp predict`."""
         known = len(self.sizes)
         return {
             "device": self.device if known else None,
@@ -88,7 +93,10 @@ class Workspaces:
         self._not_started: str | None = None
 
     def of(self, calls: Collection[OperatorCall]) -> WorkspaceSizes:
-        """Return the workspaces of distinct calls; calls that fail on the device stay unknown."""
+        """Return the workspaces of distinct calls, measured if they are not in the cache.
+
+        Calls that fail on the device stay unknown.
+        """
         sizes: dict[OperatorCall, int] = {}
         for call in calls if self.device_name else ():
             size = self._cache.find(self._key(call))
@@ -96,25 +104,23 @@ class Workspaces:
                 sizes[call] = size
         missing, reason = [call for call in calls if call not in sizes], None
         if self._device is not None and missing:
-            measured, reason = self._measured(missing, self._device)
+            measured, reason = self._measure(missing, self._device)
             self._cache.update({self._key(call): size for call, size in measured.items()})
             sizes |= measured
         return WorkspaceSizes(
             device=self.device_name, sizes=sizes, convolutions=len(calls), reason=reason
         )
 
-    def _measured(
+    def _measure(
         self, calls: Sequence[OperatorCall], device: Device
     ) -> tuple[dict[OperatorCall, int], str | None]:
-        """Return measured workspaces by call, and why the first failed call failed."""
+        """Measure workspaces; return bytes by call, and why the first failed call failed."""
         if not self._is_started and self._not_started is None:
             try:
                 self._start()
                 self._is_started = True
-            except (
-                PerfexpError,
-                RuntimeError,
-            ) as error:  # another process measures, or there is no memory for the context
+            # another process measures, or there is no memory for the context
+            except (PerfexpError, RuntimeError) as error:
                 self._not_started = _line(error)
         if self._not_started is not None:
             return {}, self._not_started
@@ -130,9 +136,11 @@ class Workspaces:
         return sizes, next(iter(reasons), None)
 
     def _key(self, call: OperatorCall) -> str:
+        """Return the cache key of a call on this device."""
         return f"{self.device_name}{_SEPARATOR}{call.with_dtypes(self._dtypes)}"
 
     def _context(self) -> dict[str, Any]:
+        """Return the versions and settings that workspaces depend on; each has its own cache."""
         return {
             "torch": torch.__version__,
             "cudnn": torch.backends.cudnn.version(),
@@ -143,7 +151,7 @@ class Workspaces:
 
 
 def workspace_bytes(call: OperatorCall, device: Device) -> int:
-    """Return the memory that an operator takes while it runs, beyond its inputs and outputs.
+    """Return the bytes that an operator takes while it runs, beyond its inputs and outputs.
 
     The operator runs twice. In the first call libraries initialize themselves and choose kernels,
     and may try kernels with other workspaces. The peak comes from torch's allocator.
@@ -166,6 +174,7 @@ def workspace_bytes(call: OperatorCall, device: Device) -> int:
 
 
 def _peak_bytes(device: Device) -> int:
+    """Return the memory peak since the last reset; raise `Unsupported` if it is unknown."""
     value = next((metric.value for metric in device.memory() if metric.name == PEAK_MEMORY), None)
     if value is None:
         raise Unsupported(f"{device.name} does not report its memory")
@@ -173,12 +182,13 @@ def _peak_bytes(device: Device) -> int:
 
 
 def _cached_name(entries: Mapping[str, Any], match: str | None) -> str | None:
-    """Return the last device in a cache with a matching product name."""
+    """Return the last device in a cache with a matching product name; None if there is none."""
+    if not match:
+        return None
     names = [key.partition(_SEPARATOR)[0] for key in entries]
-    return next(
-        (name for name in reversed(names) if match and re.search(match, name, re.IGNORECASE)), None
-    )
+    return next((name for name in reversed(names) if re.search(match, name, re.IGNORECASE)), None)
 
 
 def _line(error: BaseException) -> str:
+    """Return an error's message on a single line, shortened."""
     return " ".join(str(error).split())[:200] or type(error).__name__

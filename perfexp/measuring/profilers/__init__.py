@@ -1,4 +1,8 @@
-"""Profiles of a few calls, in a separate process after all timing.
+"""Profiles of a few calls, in a separate process after all timing: nsys, ncu, NVTX or torch.
+
+A profiler is an object that the plan's `profiler` node builds. The parent asks it for the command
+line that puts a tool such as nsys around the worker, and for the results afterward. The worker
+makes the calls (`passing`), with ranges that name phases and modules for the tool.
 
 A profiled pass is another run of the same plan. It never supplies a time for the record: its
 results are the facts of a separate point (`train_profile`, `inference_profile`). If a profiler is
@@ -28,7 +32,10 @@ _LOST_BACKWARD = (
 
 
 class ProfilerFailed(PerfexpError):
-    """A failed profile, with the reason, a remedy, and the names of partial results."""
+    """A failed profile, with the reason, a remedy, and the names of partial results.
+
+    The profile's point becomes `failed` with this message.
+    """
 
     def __init__(self, message: str, files: Sequence[str] = ()) -> None:
         super().__init__(message)
@@ -42,7 +49,7 @@ def part_name(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileLocation:
-    """Location of a profile's files."""
+    """Location of a profile's files: their folder, and the beginning of their names."""
 
     folder: Path
     stem: str
@@ -56,6 +63,11 @@ def place_of(key: Key, keys: Sequence[Key], folder: Path) -> ProfileLocation:
     """Return the location of a profile's files.
 
     The stem is `train`, or for example `train_224_b64` if the run profiles a phase several times.
+
+    Args:
+        key: key of the profile's point.
+        keys: keys of all of the run's profiles.
+        folder: folder of profiles in the run.
     """
     phase = profiled_key(key).phase
     alone = sum(other.phase == key.phase for other in keys) == 1
@@ -65,7 +77,13 @@ def place_of(key: Key, keys: Sequence[Key], folder: Path) -> ProfileLocation:
 
 
 def refuse_to_overwrite(files: Sequence[Path], folder: Path, way_out: str) -> None:
-    """Raise `ProfilerFailed` if a file exists that the folder's manifest does not list."""
+    """Raise `ProfilerFailed` if a file exists that the folder's manifest does not list.
+
+    The manifest lists the files that perfexp wrote.
+
+    Args:
+        way_out: advice for the message.
+    """
     claimed = RunPaths(folder).claimed()
     unclaimed = []
     for path in files:
@@ -79,7 +97,13 @@ def refuse_to_overwrite(files: Sequence[Path], folder: Path, way_out: str) -> No
 
 
 def why_not_cuda(kind: str, name: str, *, rocm: bool) -> str | None:
-    """Return why NVIDIA's tools cannot profile a device; None if they can."""
+    """Return why NVIDIA's tools cannot profile a device; None if they can.
+
+    Args:
+        kind: `cuda`, `cpu` or `mps`.
+        name: product name, for the message.
+        rocm: whether torch is built for AMD's GPUs, which have the kind `cuda`, too.
+    """
     if kind != "cuda":
         return f"nsys, ncu and NVTX need a CUDA device, not {name}: use profiler=torch"
     if rocm:
@@ -97,10 +121,12 @@ def refuse_other_devices(device: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Inputs for a profiler's command line.
+    """What a profiler may know about the run when it makes its command line.
 
     Attributes:
+        phase: `train` or `inference`.
         device: device facts; empty if nothing was timed.
+        command: the user's arguments of perfexp.
     """
 
     phase: str
@@ -110,14 +136,25 @@ class About:
 
 @dataclass(kw_only=True)
 class ProfileResult:
-    """Results of a profile."""
+    """Results of a profile.
+
+    Attributes:
+        files: names of the files that the profile left.
+        facts: what the profile's point records, for example the slowest kernels.
+        doubts: diagnostics, for example that the profile is incomplete.
+    """
 
     files: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     doubts: list[Diagnostic] = field(default_factory=list)
 
     def add_kernels(self, kernels: Sequence[Mapping[str, Any]], top: int) -> None:
-        """Add the first kernels, and the number and total time of all kernels."""
+        """Add the first kernels as facts, and the number of names and total seconds of all.
+
+        Args:
+            kernels: `tools.ranked` kernels, by decreasing time.
+            top: number of kernels to list.
+        """
         self.facts |= {
             "kernels": kernels[:top],
             "kernel_names": len(kernels),
@@ -125,11 +162,14 @@ class ProfileResult:
         }
 
     def doubt(self, reason: str, advice: str = "see details/run.log") -> None:
-        """Report that the profile is incomplete."""
+        """Add the diagnostic that the profile is incomplete."""
         self.doubts.append(diagnostics.make("profile_incomplete", reason=reason, advice=advice))
 
     def compare_passes(self, tool: str, forward: float, backward: float) -> None:
-        """Report a backward pass with fewer kernels than the forward pass."""
+        """Add a diagnostic if the backward pass has fewer kernels than the forward pass.
+
+        A backward pass has more, so the tool must have missed some.
+        """
         if backward < forward:
             lost = (
                 f"{tool} saw {forward:g} kernels of the forward pass, but only {backward:g} of "
@@ -140,16 +180,22 @@ class ProfileResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Marks:
-    """Named ranges for an attached tool; none by default."""
+    """How the worker marks calls and phases for an attached tool.
+
+    Attributes:
+        range: returns a context that is shown in the profile under the given name; by default one
+            without effect.
+    """
 
     range: Callable[[str], AbstractContextManager[Any]] = nullcontext
 
 
 @contextmanager
 def captured(device: Any) -> Iterator[Marks]:
-    """Make tools that wait for cudaProfilerStart record inside the context.
+    """Make tools that wait for cudaProfilerStart record while entered; yield ranges for them.
 
-    Raises `Unsupported` without CUDA and NVTX.
+    Raises:
+        Unsupported: the device is not an NVIDIA GPU.
     """
     import torch
 
@@ -189,8 +235,17 @@ class Profiler:
     must not import torch. `watching` and `observations` run in the worker.
 
     Attributes:
+        name: name of the tool.
+        warmup: calls before the profiled calls.
+        modules: whether ranges name the model's modules, too.
+        all_points: whether every point is profiled; by default, the first of each phase.
+        steps: number of profiled calls.
+        top: number of kernels to list.
         times: whether the run is timed too.
         needs_nvidia: whether only NVIDIA GPUs can be profiled.
+
+    Raises:
+        UserError: a number is too small.
     """
 
     name: str = "none"
@@ -220,9 +275,11 @@ class Profiler:
         return []
 
     def command(self, place: ProfileLocation, about: About) -> list[str]:
-        """Return the prefix of the worker's command line.
+        """Return the tool's command line, which the worker's is appended to; empty without a tool.
 
-        Raises `Unsupported` if the device does not fit, `ProfilerFailed` if the tool does not.
+        Raises:
+            Unsupported: the device cannot be profiled.
+            ProfilerFailed: the tool is missing or too old.
         """
         if self.needs_nvidia:
             refuse_other_devices(about.device)
@@ -231,10 +288,10 @@ class Profiler:
     def collect(
         self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
     ) -> ProfileResult:
-        """Return the profile's results after the worker has ended.
+        """Return the profile's results after the worker and the tool have ended.
 
         Args:
-            said: log of tool and worker.
+            said: output of tool and worker.
             observations: the worker's observations; empty if it failed earlier.
 
         Raises:
@@ -243,14 +300,15 @@ class Profiler:
         return ProfileResult()
 
     def watching(self, place: ProfileLocation, device: Any) -> AbstractContextManager[Marks]:
-        """Return a context for the profiled calls.
+        """Return a context for the profiled calls, which yields ranges for them.
 
-        Raise `Unsupported` for an unsupported device.
+        Raises:
+            Unsupported: the device cannot be profiled.
         """
         return captured(device)
 
     def observations(self) -> dict[str, Any]:
-        """Return the worker's JSON values for `collect`."""
+        """Return JSON values from the worker, which the parent passes to `collect`."""
         return {}
 
 

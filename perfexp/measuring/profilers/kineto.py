@@ -47,6 +47,11 @@ class Torch(Profiler):
     """torch.profiler on a few calls after a warm-up (profiler=torch).
 
     See `Profiler` for the common arguments.
+
+    Attributes:
+        memory: whether allocations are recorded over time.
+        shapes: whether operators are recorded with input shapes and FLOPs.
+        stacks: whether operators are recorded with their Python call stacks.
     """
 
     name: str = "torch"
@@ -56,7 +61,8 @@ class Torch(Profiler):
     stacks: bool = False
     top: int = 20
 
-    _found = ProfileResult()
+    #: Results of the profiled calls, in the worker.
+    _result = ProfileResult()
 
     def outputs(self, place: ProfileLocation) -> list[Path]:
         files = [place.file(_TRACE), place.file(_OPERATORS)]
@@ -66,6 +72,7 @@ class Torch(Profiler):
 
     @contextmanager
     def watching(self, place: ProfileLocation, device: Any) -> Iterator[Marks]:
+        """See `Profiler`; at the end, write the trace and the tables of operators and memory."""
         from torch.profiler import ProfilerActivity, profile, record_function
 
         activities = [ProfilerActivity.CPU]
@@ -92,31 +99,36 @@ class Torch(Profiler):
                 row = _row(average)
                 rows = kernels if row["on_device"] else operators
                 rows.append(row)
-        self._finish(place, kernels, operators)
+        self._write_tables(place, kernels, operators)
 
-    def _finish(
+    def _write_tables(
         self, place: ProfileLocation, kernels: list[dict[str, Any]], operators: list[dict[str, Any]]
     ) -> None:
-        which = "self_device_seconds" if kernels else "self_cpu_seconds"
-        operators.sort(key=lambda row: -row[which])
+        """Write the tables of operators and memory, and store the slowest as the result.
+
+        Args:
+            kernels: rows of kernels; empty on a CPU.
+            operators: rows of operators.
+        """
+        sorted_by = "self_device_seconds" if kernels else "self_cpu_seconds"
+        operators.sort(key=lambda row: -row[sorted_by])
         write_atomically(place.file(_OPERATORS), to_csv(operators, _COLUMNS))
         if self.memory:
             samples = list(memory_of(place.file(_TRACE)))
-            write_atomically(
-                place.file(_MEMORY),
-                to_csv(samples, ("seconds", "device", "bytes", "allocated_bytes")),
-            )
-        found = ProfileResult(facts={"sorted_by": which, "operator_names": len(operators)})
-        found.facts["operators"] = _ranked(operators, which)[: self.top]
-        found.add_kernels(_ranked(kernels, "self_device_seconds"), self.top)
-        self._found = found
+            columns = ("seconds", "device", "bytes", "allocated_bytes")
+            write_atomically(place.file(_MEMORY), to_csv(samples, columns))
+        result = ProfileResult(facts={"sorted_by": sorted_by, "operator_names": len(operators)})
+        result.facts["operators"] = _ranked(operators, sorted_by)[: self.top]
+        result.add_kernels(_ranked(kernels, "self_device_seconds"), self.top)
+        self._result = result
 
     def observations(self) -> dict[str, Any]:
-        return self._found.facts
+        return self._result.facts
 
     def collect(
         self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
     ) -> ProfileResult:
+        """See `Profiler`; the worker has sent the facts, so only the files remain to be listed."""
         files = [path.name for path in self.outputs(place) if has_content(path)]
         if place.file(_TRACE).name not in files:
             raise ProfilerFailed("torch's profiler left no trace; see details/run.log.", files)
@@ -126,7 +138,10 @@ class Torch(Profiler):
 def is_own(name: str) -> bool:
     """Return whether an operator or Python function belongs to perfexp or the profiler.
 
-    A Python function's name looks like `torch/_ops.py(1140): name`.
+    Such rows are left out of the tables.
+
+    Args:
+        name: name in the profile; a Python function's looks like `torch/_ops.py(1140): name`.
     """
     if (built_in := _BUILT_IN.match(name)) is not None:
         return bool(_OF_THE_PROFILER.fullmatch(built_in["function"]))
@@ -136,8 +151,8 @@ def is_own(name: str) -> bool:
     path = Path(function["path"])
     if path.is_absolute():
         return path.is_relative_to(_PACKAGE)
-    mine = path.parts[0] == _PACKAGE.name and (_PACKAGE.parent / path).is_file()
-    return mine or function["path"].startswith(_PROFILERS)
+    is_of_perfexp = path.parts[0] == _PACKAGE.name and (_PACKAGE.parent / path).is_file()
+    return is_of_perfexp or function["path"].startswith(_PROFILERS)
 
 
 def memory_of(trace: Path) -> Iterator[dict[str, Any]]:
@@ -176,5 +191,6 @@ def _row(average: Any) -> dict[str, Any]:
     }
 
 
-def _ranked(rows: list[dict[str, Any]], which: str) -> list[dict[str, Any]]:
-    return ranked((row["operator"], row["calls"], row[which]) for row in rows)
+def _ranked(rows: list[dict[str, Any]], column: str) -> list[dict[str, Any]]:
+    """Return totals by name, in order of decreasing time in a column of seconds."""
+    return ranked((row["operator"], row["calls"], row[column]) for row in rows)

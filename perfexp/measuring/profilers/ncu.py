@@ -1,5 +1,7 @@
 """Profiles of one whole call with counters for each kernel, from Nsight Compute (ncu).
 
+The counters are what `perfexp roofline` needs: FLOPs, bytes and time of each kernel.
+
 * Kernels are replayed one by one, with memory restored in between, so that the step runs once.
   Otherwise the whole program would run again for each group of counters, and would differ.
 * Counting covers all threads between cudaProfilerStart and Stop. A filter on a pushed range would
@@ -69,7 +71,9 @@ _OPTIONS = (
     "--profile-from-start=off",
 )
 _METRIC = re.compile(r"(?:regex:)?[\w.*\[\]|()^$+?-]+")
+#: Time limit for reading a report.
 _IMPORT_SECONDS = 1800.0
+#: Counter with a kernel's time.
 _DURATION = "gpu__time_duration.sum"
 #: Counters for every chip. An entry lists alternatives; the first available counter is used.
 _WANTED: tuple[tuple[str, ...], ...] = (
@@ -107,6 +111,7 @@ _WANTED: tuple[tuple[str, ...], ...] = (
 _OPERATIONS = re.compile(r"sm__ops_path_tensor_src_(?:bf16|tf32|fp\d+(?:_fp\d+)*)(?:_dst_\w+?)?")
 #: Tensor pipe instructions, for chips without operation counters.
 _INSTRUCTIONS = re.compile(r"sm__inst_executed_pipe_tensor(?:_op_[a-z]+)?")
+#: ncu's chip names by compute capability.
 _CHIPS = {
     "7.0": "gv100",
     "7.2": "gv11b",
@@ -116,7 +121,9 @@ _CHIPS = {
     "8.7": "ga10b",
 }
 _CHIPS |= {"8.9": "ad102", "9.0": "gh100", "10.0": "gb100", "10.3": "gb110", "12.0": "gb202"}
+#: A counter's name in ncu's list.
 _NAME = re.compile(r"^\s*([a-z][a-z0-9]*__[a-z0-9_]+)", re.MULTILINE)
+#: Time limit for listing a chip's counters.
 _QUERY_SECONDS = 120.0
 
 
@@ -125,6 +132,13 @@ class Ncu(Profiler):
     """Nsight Compute on exactly one call (profiler=ncu).
 
     See `Profiler` for the common arguments.
+
+    Attributes:
+        metrics: counters; None for the counters of a roofline.
+        sections: further sections of ncu's report.
+        cache_control: `all` empties the caches before each kernel; `none` does not.
+        options: further options of ncu.
+        tool: path of ncu; None to find it.
     """
 
     name: str = "ncu"
@@ -138,6 +152,7 @@ class Ncu(Profiler):
     needs_nvidia = True
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         if self.cache_control not in ("all", "none"):
             raise UserError(f"profiler.cache_control={self.cache_control}: all or none.")
@@ -152,6 +167,7 @@ class Ncu(Profiler):
         return [place.file(".ncu-rep"), place.file("_ncu.csv")]
 
     def command(self, place: ProfileLocation, about: About) -> list[str]:
+        """See `Profiler`; asks ncu which counters the chip has, unless the plan names them."""
         super().command(place, about)
         tool = tools.find("ncu", self.tool)
         counters = list(self.metrics or ())
@@ -166,6 +182,7 @@ class Ncu(Profiler):
     def collect(
         self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
     ) -> ProfileResult:
+        """See `Profiler`; exports ncu's report to a table, and sums kernels by name and range."""
         tool = tools.find("ncu", self.tool)
         report, table = self.outputs(place)
         files = [report.name, table.name]
@@ -183,13 +200,13 @@ class Ncu(Profiler):
         results = ProfileResult(files=files)
         times = ((launch.kernel, 1, launch.metrics.get(_DURATION, 0.0)) for launch in launches)
         results.add_kernels(tools.ranked(times), self.top)
-        within: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for name in observations.get("marked", ()):
-            within[name] = sum(_is_in(launch, name) for launch in launches)
-        results.facts |= {"version": tool.version, "launches": len(launches), "kernels_in": within}
+            counts[name] = sum(_is_in(launch, name) for launch in launches)
+        results.facts |= {"version": tool.version, "launches": len(launches), "kernels_in": counts}
         results.facts["cache_control"] = self.cache_control
-        if about.phase == "train" and within.get("backward"):
-            results.compare_passes("ncu", within.get("forward", 0), within["backward"])
+        if about.phase == "train" and counts.get("backward"):
+            results.compare_passes("ncu", counts.get("forward", 0), counts["backward"])
         if "ERR_NVGPUCTRPERM" in said:
             results.doubt(_NOT_PERMITTED)
         elif not any(_is_in(launch, WHOLE[about.phase]) for launch in launches):
@@ -200,7 +217,10 @@ class Ncu(Profiler):
 def exported(tool: tools.Tool, report: Path) -> bytes:
     """Return a report's raw page as CSV in base units, with the kernels' ranges.
 
-    Raises `ProfilerFailed` if there are no kernels.
+    `perfexp roofline` reads reports with it, too.
+
+    Raises:
+        ProfilerFailed: there are no kernels in the report, or ncu cannot read it.
     """
     page = ("--csv", "--page", "raw", "--print-units", "base")
     answer = tools.ask([tool.path, "--import", str(report.absolute()), *page], _IMPORT_SECONDS)
@@ -223,6 +243,7 @@ def _is_in(launch: listing.KernelLaunch, name: str) -> bool:
 
 
 def _why(said: str) -> str:
+    """Return why ncu left no profile, from its output: a known failure, or its own message."""
     for pattern, meaning in _FAILURES.items():
         if re.search(pattern, said, re.IGNORECASE):
             return meaning
@@ -236,7 +257,12 @@ def _why(said: str) -> str:
 def available_counters(tool: tools.Tool, capability: str | None, index: int = 0) -> frozenset[str]:
     """Return a chip's counters, without suffixes.
 
-    Without a compute capability, for example `9.0`, ncu queries the device.
+    Args:
+        capability: compute capability, for example `9.0`; None to query the device.
+        index: number of the device to query.
+
+    Raises:
+        ProfilerFailed: ncu does not list the chip's counters.
     """
     queries = [("--devices", str(index))]
     if chip := _CHIPS.get(capability or ""):
@@ -255,9 +281,13 @@ def available_counters(tool: tools.Tool, capability: str | None, index: int = 0)
     )
 
 
-def roofline_counters(there: Iterable[str]) -> list[str]:
-    """Return the roofline counters among available counters without suffixes."""
-    names = frozenset(there)
+def roofline_counters(available: Iterable[str]) -> list[str]:
+    """Return the counters for a roofline, with suffixes, that a chip has.
+
+    Args:
+        available: the chip's counters, without suffixes.
+    """
+    names = frozenset(available)
     wanted = []
     for alternatives in _WANTED:
         wanted += [name for name in alternatives if name.partition(".")[0] in names][:1]

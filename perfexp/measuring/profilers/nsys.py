@@ -1,5 +1,11 @@
 """Profiles of a few calls from Nsight Systems (nsys): timeline, CSV reports, and work per range.
 
+`Nsys` makes profiles during a run; `evaluate` and `imported` also serve `perfexp nsys-stats`. The
+work per range is read from nsys's SQLite export (`project`). nsys's own `nvtx_gpu_proj_sum` only
+covers launches from the range's own thread, but autograd launches the backward pass from another
+thread. Here a process range covers every launch with a call that began within it. Tables and
+columns: "SQLite Schema Reference" in the user guide.
+
 Source for the command lines: Nsight Systems User Guide, "CLI Profile Command Switch Options",
 https://docs.nvidia.com/nsight-systems/UserGuide/index.html
 """
@@ -8,11 +14,14 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from perfexp.errors import UserError
 from perfexp.host.files import write_atomically
@@ -25,7 +34,6 @@ from perfexp.measuring.profilers import (
     tools,
 )
 from perfexp.measuring.profilers import reports as stats
-from perfexp.measuring.profilers.projection import DeviceActivity, project
 from perfexp.measuring.profilers.reports import DEFAULT, check
 from perfexp.records.paths import RunPaths
 from perfexp.records.profile_keys import WHOLE
@@ -44,10 +52,24 @@ _COMPLAINTS = (
     "failed",
     "unable",
 )
+#: Time limit for importing a recording.
 _IMPORT_SECONDS = 3600.0
 #: Ending of a database exported by nsys.
 DATABASE = ".sqlite"
+#: Ending of the table of ranges.
 _RANGES = "_ranges.csv"
+#: Time limit for reading a database; a few calls take a second.
+_MOST_SECONDS = 300.0
+#: Event type of process ranges (thread ranges have 59).
+_START_END = 60
+#: Table of the host's calls to the CUDA runtime.
+_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+#: Tables of device work, and the column with its name.
+_WORK = {
+    "CUPTI_ACTIVITY_KIND_KERNEL": ("demangledName", "shortName"),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": (),
+    "CUPTI_ACTIVITY_KIND_MEMSET": (),
+}
 
 
 @dataclass(kw_only=True)
@@ -55,6 +77,14 @@ class Nsys(Profiler):
     """Nsight Systems on calls after a warm-up (profiler=nsys).
 
     See `Profiler` for the common arguments.
+
+    Attributes:
+        trace: interfaces that nsys traces.
+        sample: nsys's --sample, which samples the CPU.
+        cpuctxsw: nsys's --cpuctxsw, which traces context switches.
+        reports: names of `nsys stats` reports to write as CSV.
+        options: further options of nsys.
+        tool: path of nsys; None to find it.
     """
 
     name: str = "nsys"
@@ -70,8 +100,9 @@ class Nsys(Profiler):
     needs_nvidia = True
 
     def __post_init__(self) -> None:
+        """Check the settings, and split lists that were given as one text."""
         super().__post_init__()
-        self.trace = [one for text in self.trace for one in str(text).split(",")]
+        self.trace = [name for text in self.trace for name in str(text).split(",")]
         if "cuda" not in self.trace:
             raise UserError(
                 f"profiler.trace={self.trace}: add cuda, which the capture range needs."
@@ -85,7 +116,8 @@ class Nsys(Profiler):
     def command(self, place: ProfileLocation, about: About) -> list[str]:
         """See `Profiler`.
 
-        Without a capture range, torch's import alone creates gigabytes of profile.
+        nsys records only between cudaProfilerStart and Stop: torch's import alone would create
+        gigabytes of profile.
         """
         super().command(place, about)
         tool = tools.find("nsys", self.tool)
@@ -96,6 +128,7 @@ class Nsys(Profiler):
     def collect(
         self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
     ) -> ProfileResult:
+        """See `Profiler`; writes the reports and the table of ranges."""
         tool = tools.find("nsys", self.tool)
         profile = next(filter(tools.has_content, map(place.file, ENDINGS)), None)
         if profile is None:
@@ -114,7 +147,7 @@ def recording_command(
     """Return nsys arguments that record between cudaProfilerStart and Stop.
 
     By default, the program would end at Stop. Graph nodes are traced, because forced cuDNN passes
-    are launched as graphs.
+    are launched as graphs. Arguments as in `Nsys`.
     """
     capture = (
         "--capture-range=cudaProfilerApi",
@@ -132,7 +165,7 @@ def recording_command(
 
 
 def evaluated(place: ProfileLocation, wanted: Sequence[str]) -> list[Path]:
-    """Return the files that `evaluate` may write."""
+    """Return the files that `evaluate` may write for these reports."""
     files = [stats.file_of(place, report) for report in wanted]
     return [place.file(DATABASE), place.file(_RANGES), *files]
 
@@ -147,12 +180,16 @@ def evaluate(
     whole: str | None = None,
     top: int = 20,
 ) -> ProfileResult:
-    """Return a profile's reports, kernels and ranges.
+    """Write a profile's reports and ranges as CSV; return the files, kernels and ranges.
+
+    A report that nsys cannot make is listed with the reason, and a diagnostic is added.
 
     Args:
         profile: recorded file, or database exported from it.
-        claim: called with each file before it is written.
+        wanted: names of the reports.
+        claim: called with each file before it is written, to add it to the run's manifest.
         whole: name of the range around a call, if any.
+        top: number of kernels and ranges to list.
     """
     results = ProfileResult(files=[profile.name])
     database = place.file(DATABASE)
@@ -169,19 +206,15 @@ def evaluate(
     ranges: list[dict[str, Any]] = []
     work: list[DeviceActivity] = []
     if not problem:
-        # other versions have other tables; the reports are unaffected
-        with suppress(sqlite3.Error):
-            ranges, work = project(database)
+        ranges, work = _write_ranges(database, place, claim)
     if ranges:
-        path = place.file(_RANGES)
-        claim(path)
-        write_atomically(path, tools.to_csv(ranges, list(ranges[0])))
-        results.files.append(path.name)
+        results.files.append(place.file(_RANGES).name)
     launches = list[tuple[str, int, float]]()
-    for one in work:
-        if one.kernel is not None:
-            launches.append((one.kernel, 1, (one.end_ns - one.start_ns) * 1e-9))
+    for activity in work:
+        if activity.kernel is not None:
+            launches.append((activity.kernel, 1, (activity.end_ns - activity.start_ns) * 1e-9))
     results.add_kernels(stats.kernels(sheets) or tools.ranked(launches), top)
+    # an empty report of copies is not a problem if the database shows that there were none
     empty: dict[str, str] = {}
     for report, why in list(problems.items()):
         if work and len(launches) == len(work) and stats.NO_COPIES in why:
@@ -208,10 +241,30 @@ def evaluate(
     return results
 
 
-def imported(tool: tools.Tool, stream: Path) -> Path:
-    """Import a .qdstrm recording that nsys could not import.
+def _write_ranges(
+    database: Path, place: ProfileLocation, claim: Callable[[Path], None]
+) -> tuple[list[dict[str, Any]], list[DeviceActivity]]:
+    """Write the table of ranges, if there are any; return ranges and device work as `project` does.
 
-    Raises `ProfilerFailed` if that fails too.
+    Both are empty if the database cannot be read.
+    """
+    ranges: list[dict[str, Any]] = []
+    work: list[DeviceActivity] = []
+    # other versions have other tables; the reports are unaffected
+    with suppress(sqlite3.Error):
+        ranges, work = project(database)
+    if ranges:
+        path = place.file(_RANGES)
+        claim(path)
+        write_atomically(path, tools.to_csv(ranges, list(ranges[0])))
+    return ranges, work
+
+
+def imported(tool: tools.Tool, stream: Path) -> Path:
+    """Import a .qdstrm recording that nsys could not import, and return the profile's path.
+
+    Raises:
+        ProfilerFailed: that fails too.
     """
     own = Path(tool.path).resolve().parent
     importers = sorted([*own.glob("QdstrmImporter"), *own.parent.glob("*/QdstrmImporter")])
@@ -232,6 +285,7 @@ def imported(tool: tools.Tool, stream: Path) -> Path:
 
 
 def _no_profile(place: ProfileLocation, said: str) -> ProfilerFailed:
+    """Return the error for a run of nsys that left no profile, with the reason from its output."""
     stream = place.file(".qdstrm")
     if tools.has_content(stream):
         why = tools.missing_library(said) or _libdw()
@@ -251,9 +305,9 @@ def _no_profile(place: ProfileLocation, said: str) -> ProfilerFailed:
 
 
 def _libdw() -> str | None:
-    """Return the message for a missing libdw; None if it is installed.
+    """Return the message for a missing library libdw; None if it is installed.
 
-    Importers lack this library most often.
+    It is what nsys's importer lacks most often.
     """
     import ctypes
 
@@ -262,3 +316,129 @@ def _libdw() -> str | None:
     except OSError:
         return tools.missing_library("libdw.so.1: cannot open shared object")
     return None
+
+
+class DeviceActivity(NamedTuple):
+    """A kernel, copy or fill on the device, in nanoseconds.
+
+    Attributes:
+        issued_ns: start of the host's call that launched it.
+        kernel: kernel name; None for copies and fills.
+    """
+
+    issued_ns: int
+    start_ns: int
+    end_ns: int
+    kernel: str | None
+
+
+def project(database: Path) -> tuple[list[dict[str, Any]], list[DeviceActivity]]:
+    """Return a profile's ranges with the work that they launched, and all device work.
+
+    Each range name has `name`, `count`, and medians per range: `launches`, `kernels`,
+    `busy_seconds` (with any activity) and `span_seconds` (from the first start to the last end).
+
+    Args:
+        database: SQLite export of a profile.
+
+    Raises:
+        sqlite3.Error: the file is not such a database, or takes too long.
+    """
+    deadline = time.monotonic() + _MOST_SECONDS
+    address = f"{database.absolute().as_uri()}?mode=ro"
+    with closing(sqlite3.connect(address, uri=True)) as connection:
+        connection.set_progress_handler(lambda: time.monotonic() > deadline, 100_000)
+        # the file may be anyone's, and a view could run any query
+        [(views,)] = connection.execute("SELECT COUNT(*) FROM sqlite_master WHERE type = 'view'")
+        if views:
+            raise sqlite3.DatabaseError("nsys exports no views")
+        try:
+            work = sorted(_read_work(connection), key=lambda activity: activity.issued_ns)
+            ranges = list(_read_ranges(connection))
+            return list(_summarize(ranges, work)), work
+        except TypeError as error:  # a time stored as text
+            raise sqlite3.DataError(str(error)) from error
+
+
+def _summarize(
+    ranges: list[tuple[str, int, int]], work: list[DeviceActivity]
+) -> Iterator[dict[str, Any]]:
+    """Yield the summary of each range name for `project`, by first start.
+
+    Args:
+        ranges: name, start and end of each range.
+        work: device work, sorted by issue time.
+    """
+    issued = [activity.issued_ns for activity in work]
+    by_name: dict[str, list[list[DeviceActivity]]] = {}
+    for name, start, end in sorted(ranges, key=lambda span: (span[1], -span[2])):
+        inside = work[bisect_left(issued, start) : bisect_right(issued, end)]
+        by_name.setdefault(name, []).append(inside)
+    for name, instances in by_name.items():
+        yield {
+            "name": name,
+            "count": len(instances),
+            "launches": median(map(len, instances)),
+            "kernels": median(map(_num_kernels, instances)),
+            "busy_seconds": median(map(_busy_seconds, instances)),
+            "span_seconds": median(map(_span_seconds, instances)),
+        }
+
+
+def _num_kernels(work: list[DeviceActivity]) -> int:
+    return sum(activity.kernel is not None for activity in work)
+
+
+def _span_seconds(work: list[DeviceActivity]) -> float:
+    """Return the seconds from the first start to the last end; 0 without work."""
+    if not work:
+        return 0.0
+    first_ns = min(activity.start_ns for activity in work)
+    return (max(activity.end_ns for activity in work) - first_ns) * 1e-9
+
+
+def _busy_seconds(work: list[DeviceActivity]) -> float:
+    """Return the seconds with any activity; overlapping activities count once."""
+    busy_ns, until_ns = 0, 0
+    for start, end in sorted((activity.start_ns, activity.end_ns) for activity in work):
+        busy_ns += max(0, end - max(start, until_ns))
+        until_ns = max(until_ns, end)
+    return busy_ns * 1e-9
+
+
+def _read_work(connection: sqlite3.Connection) -> Iterator[DeviceActivity]:
+    """Yield all kernels, copies and fills in a database, each with its launching call."""
+    for table, names in _WORK.items():
+        columns = _columns(connection, table)
+        if "correlationId" not in columns:
+            continue
+        column = next((name for name in names if name in columns), None)
+        name = f"(SELECT value FROM StringIds WHERE id = w.{column})" if column else "NULL"
+        query = (
+            f"SELECT MIN(r.start), w.start, w.end, {name} FROM {table} w "
+            f"JOIN {_RUNTIME} r ON r.correlationId = w.correlationId GROUP BY w.rowid"
+        )
+        for issued, start, end, text in connection.execute(query):
+            yield DeviceActivity(issued, start, end, (text or "unknown") if names else None)
+
+
+def _read_ranges(connection: sqlite3.Connection) -> Iterator[tuple[str, int, int]]:
+    """Yield name, start and end of each process range, in nanoseconds; nothing without a table."""
+    columns = _columns(connection, "NVTX_EVENTS")
+    if not columns:
+        return
+    texts = []
+    if "text" in columns:
+        texts.append("text")
+    if "textId" in columns:
+        texts.append("(SELECT value FROM StringIds WHERE id = textId)")
+    name = f"COALESCE({', '.join(texts)}, '')"
+    query = f"SELECT {name}, start, end FROM NVTX_EVENTS WHERE eventType = ? AND end IS NOT NULL"
+    for row in connection.execute(query, (_START_END,)):
+        if row[0]:
+            yield row
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> set[str]:
+    """Return the names of a table's columns; empty if there is no such table."""
+    return {row[1] for row in connection.execute(f"PRAGMA table_info({table})")}

@@ -1,4 +1,8 @@
-"""One marked, untimed call for a profiler that the user starts around the command."""
+"""One marked, untimed call for a profiler that the user starts around the command.
+
+NVTX ranges are named spans that NVIDIA's tools show. The result is the command lines that profile
+exactly this call with nsys and ncu.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,12 @@ _NOT_REPEATED = ("output_dir=", "resume=")
 
 @dataclass(kw_only=True)
 class Nvtx(Profiler):
-    """Marks one untimed call after the warm-up (profiler=nvtx).
+    """Marks one untimed call after the warm-up (profiler=nvtx); the run times nothing.
 
     See `Profiler` for the common arguments.
+
+    Attributes:
+        step: number of the marked call after the warm-up, from 1.
     """
 
     name: str = "nvtx"
@@ -29,6 +36,7 @@ class Nvtx(Profiler):
     times, needs_nvidia = False, True
 
     def __post_init__(self) -> None:
+        """Check the settings; calls before the marked call count as warm-up."""
         super().__post_init__()
         if self.step < 1:
             raise UserError(
@@ -47,6 +55,7 @@ def command_lines(stem: str, about: About) -> dict[str, str]:
 
     Args:
         stem: beginning of output file names.
+        about: the run's phase, and the user's arguments to repeat.
     """
     own = [text for text in about.command if not text.startswith(_NOT_REPEATED)]
     run = ["python", "-m", "perfexp", *own]

@@ -1,4 +1,8 @@
-"""Profiled calls with their ranges, in the same way for all profilers."""
+"""Profiled calls with their ranges, in the same way for all profilers.
+
+This is the worker's part of a profile: `worker.entry` calls `profile_point` in a process that the
+profiler has started or observes.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +22,21 @@ if TYPE_CHECKING:
     from perfexp.measuring.procedure import Procedure
 
 
-def look(
+def profile_point(
     procedure: Procedure, key: Key, profiler: Profiler, place: ProfileLocation
 ) -> dict[str, Any]:
-    """Profile a few calls of a step.
+    """Make a few calls of a point's step under the profiler.
 
-    Returns call counts, range names, and the profiler's observations.
+    Args:
+        key: key of the profile's point.
+        place: folder for the profiler's files.
+
+    Returns:
+        Numbers of warm-up and profiled calls, range names, and the profiler's observations.
+
+    Raises:
+        UserError: the plan asks for ranges of modules, and the model is not a torch model.
+        Unsupported: the device, or the model's modules, cannot be profiled.
     """
     timed = profiled_key(key)
     with procedure.step(timed) as (step, batches):
@@ -38,7 +51,7 @@ def look(
         procedure.progress(f"profiled by {profiler.name}")
         with (
             profiler.watching(place, procedure.device) as marks,
-            _modules(procedure, outline, marks) as restart,
+            _marked_modules(procedure, outline, marks) as restart,
         ):
             for _ in range(profiler.steps):
                 restart()
@@ -54,7 +67,7 @@ def look(
 
 
 def call(step: Step, marks: Marks, whole: str) -> None:
-    """Make one call, with a range named `whole` around it and a range around each part."""
+    """Make one call, with a range named `whole` around it and a range around each phase."""
     with marks.range(whole):
         for name, part in step.segments:
             with marks.range(part_name(name)):
@@ -62,6 +75,7 @@ def call(step: Step, marks: Marks, whole: str) -> None:
 
 
 def _outline(procedure: Procedure, step: Step) -> Outline:
+    """Return the module calls in a call, so that `marking` can name them; see `outline_of`."""
     session: Any = procedure.session
     if procedure.graph or not hasattr(session, "module"):
         raise UserError(
@@ -75,23 +89,23 @@ def _outline(procedure: Procedure, step: Step) -> Outline:
 
 
 @contextmanager
-def _modules(
+def _marked_modules(
     procedure: Procedure, outline: Outline | None, marks: Marks
 ) -> Iterator[Callable[[], None]]:
-    """Put ranges around the model's modules, if requested.
+    """Put ranges around the model's modules while entered, if there is an outline.
 
-    Yields a function to call before each call.
+    Yield a function to call before each call: module calls count from 0 again.
     """
     if outline is None:
         yield lambda: None
         return
     session: Any = procedure.session
-    with marking(session.module, outline, _MarkedModules(marks)) as marker:
+    with marking(session.module, outline, _ModuleRanges(marks)) as marker:
         yield marker.restart
 
 
-class _MarkedModules(Ranges):
-    """A range around each call of a module and of its operations.
+class _ModuleRanges(Ranges):
+    """Opens the profiler's range around each call of a module and of its operations.
 
     Marking takes host time, which the profile shows.
     """

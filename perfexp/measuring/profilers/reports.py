@@ -1,9 +1,10 @@
-"""Reports from `nsys stats`. Its output shows success; its exit code does not.
+"""Reports from `nsys stats`, such as kernels by time, as CSV.
 
-nsys exits with 0 for unknown, crashed and skipped reports, and may leave files without rows.
-Reports were renamed in version 2023.1, for example `gpukernsum` to `cuda_gpu_kern_sum`. Both names
-are accepted and mapped to the installed version. Source: Nsight Systems User Guide, "Report
-scripts" and "nsys stats", https://docs.nvidia.com/nsight-systems/UserGuide/index.html
+Its output shows success; its exit code does not. nsys exits with 0 for unknown, crashed and skipped
+reports, and may leave files without rows. Reports were renamed in version 2023.1, for example
+`gpukernsum` to `cuda_gpu_kern_sum`. Both names are accepted and mapped to the installed version.
+Source: Nsight Systems User Guide, "Report scripts" and "nsys stats",
+https://docs.nvidia.com/nsight-systems/UserGuide/index.html
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ _NAMES = """
 _RENAMED = re.findall(r"(\w+)=(\w+)", _NAMES)
 #: A name with the report's arguments; never the path of a script.
 _REPORT = re.compile(r"[a-z][a-z0-9_]*(:[\w.,=-]+)*")
+#: A report's name in the help of `nsys stats`.
 _KNOWN = re.compile(r"^\s{0,4}([a-z][a-z0-9_]{3,})(?:\[[^\]]*\])*(?:\s+--|\s*$)", re.MULTILINE)
 #: Words in nsys's messages for reports that it refuses to make.
 _REFUSALS = ("skipped", "error", "not found", "could not", "invalid")
@@ -56,7 +58,13 @@ _SECONDS = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """A report with rows."""
+    """A report with rows, as a table.
+
+    Attributes:
+        header: titles of the columns.
+        rows: cells of each row, as text.
+        text: the table as CSV.
+    """
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -75,9 +83,13 @@ class Sheet:
 
 
 def check(reports: Iterable[str]) -> list[str]:
-    """Return validated report names; raise `UserError` for an invalid name.
+    """Return validated report names, each once.
 
-    A text may contain several names, separated by commas.
+    Args:
+        reports: texts with one or several names, separated by commas.
+
+    Raises:
+        UserError: a name is invalid.
     """
     names = [name.strip() for name in ",".join(reports).split(",") if name.strip()]
     for name in names:
@@ -89,15 +101,19 @@ def check(reports: Iterable[str]) -> list[str]:
 
 
 def known(tool: Tool) -> frozenset[str]:
-    """Return the reports of the installed nsys; empty if unknown."""
+    """Ask the installed nsys for the names of its reports; empty if unknown."""
     answer = ask([tool.path, "stats", "--help-reports"])
     return frozenset(_KNOWN.findall(answer.text))
 
 
-def names_of(report: str, those: frozenset[str]) -> list[str]:
-    """Return names to try for a report, best first.
+def names_of(report: str, known_reports: frozenset[str]) -> list[str]:
+    """Return names to try for a report, best first; empty if nsys does not have it.
 
     These are the installed version's names, or all names if its reports are unknown.
+
+    Args:
+        report: name, with arguments after a colon.
+        known_reports: reports of the installed version; empty if unknown.
     """
     base, _, arguments = report.partition(":")
     newer, older = [base], list[str]()
@@ -106,14 +122,15 @@ def names_of(report: str, those: frozenset[str]) -> list[str]:
             newer.append(new)
         if new == base:
             older.append(old)
-    names = [name for name in newer + older if not those or name in those]
+    names = [name for name in newer + older if not known_reports or name in known_reports]
     return [f"{name}:{arguments}" for name in names] if arguments else names
 
 
 def export(tool: Tool, source: Path, target: Path) -> str | None:
     """Export a profile to a database, as a source for reports; return the tool's error, or None.
 
-    Raises `ProfilerFailed` if the tool cannot be started.
+    Raises:
+        ProfilerFailed: the tool cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix=".perfexp-", dir=target.parent) as folder:
         made = Path(folder) / target.name  # next to the target, which survives a failure
@@ -126,11 +143,19 @@ def export(tool: Tool, source: Path, target: Path) -> str | None:
     return reason(answer.text) or "nsys export wrote nothing"
 
 
-def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
-    """Make one report; raise `ProfilerFailed` with the reason if it has no rows."""
-    names = names_of(report, those)
+def make(tool: Tool, source: Path, report: str, known_reports: frozenset[str]) -> Sheet:
+    """Make one report.
+
+    Args:
+        source: profile, or database exported from it.
+        known_reports: see `names_of`.
+
+    Raises:
+        ProfilerFailed: there is no such report, or it has no rows; the message has the reason.
+    """
+    names = names_of(report, known_reports)
     if not names:
-        near = nearest(report.partition(":")[0], those)
+        near = nearest(report.partition(":")[0], known_reports)
         hint = f"; it has {' and '.join(near)}" if near else ""
         raise ProfilerFailed(
             f"nsys {tool.version or ''} has no such report{hint}: nsys stats --help-reports lists "
@@ -154,7 +179,10 @@ def make(tool: Tool, source: Path, report: str, those: frozenset[str]) -> Sheet:
 
 
 def read(text: str) -> Sheet | None:
-    """Return the CSV table in a report file or nsys output; None without rows."""
+    """Return the CSV table in a report file or nsys output; None without rows.
+
+    Messages before the table are skipped.
+    """
     lines = text.splitlines()
     for index, line in enumerate(lines):
         no_table = (*_NO_NEWS, "SKIPPED", "NOTICE", "WARNING", "ERROR")
@@ -180,14 +208,20 @@ def write(
 ) -> tuple[dict[str, Sheet], dict[str, str]]:
     """Make reports and write those with rows as `STEM_REPORT.csv`.
 
-    Returns the written reports, and the errors of the others.
+    Args:
+        source: profile, or database exported from it.
+        wanted: names of the reports.
+        claim: called with each file before it is written.
+
+    Returns:
+        The written reports, and the errors of the others, both by name.
     """
-    those = known(tool)
+    known_reports = known(tool)
     sheets: dict[str, Sheet] = {}
     problems: dict[str, str] = {}
     for report in wanted:
         try:
-            sheet = make(tool, source, report, those)
+            sheet = make(tool, source, report, known_reports)
         except ProfilerFailed as error:
             problems[report] = str(error)
             continue
@@ -199,14 +233,14 @@ def write(
 
 
 def file_of(place: ProfileLocation, report: str) -> Path:
-    """Return a report's path."""
+    """Return the path of a report's CSV file."""
     return place.file(f"_{safe_name(report.replace(':', '_'))}.csv")
 
 
 def kernels(sheets: Mapping[str, Sheet]) -> list[dict[str, Any]]:
-    """Return a profile's kernels by decreasing total time.
+    """Return a profile's kernels by decreasing total time, from the report of kernels.
 
-    Each has `name`, `count`, total `seconds` and `share`.
+    Each has `name`, `count`, total `seconds` and `share`. Without that report there are none.
     """
     for report, sheet in sheets.items():
         if report.partition(":")[0] in ("cuda_gpu_kern_sum", "gpukernsum"):
@@ -225,4 +259,5 @@ def kernels(sheets: Mapping[str, Sheet]) -> list[dict[str, Any]]:
 
 
 def _plain(title: str) -> str:
+    """Return a title in lower case without blanks, for comparisons."""
     return "".join(title.lower().split())

@@ -1,4 +1,7 @@
-"""nsys and ncu: find them, check their versions, and run them."""
+"""nsys and ncu: find them, check their versions, run them, and read their messages.
+
+The last functions here (`ranked`, `to_csv`) make tables for all profilers.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ _PACKAGES = {
 
 @dataclass(frozen=True)
 class Tool:
-    """An installed program."""
+    """An installed program; its version is None if it does not report one."""
 
     name: str
     path: str
@@ -64,7 +67,12 @@ class ToolOutput:
 def find(name: str, given: str | None = None) -> Tool:
     """Return the tool at the user's path, on the PATH, or the newest from an installer.
 
-    Raises `ProfilerFailed` if there is no usable tool.
+    Args:
+        name: `nsys` or `ncu`.
+        given: the user's path (profiler.tool); None to search.
+
+    Raises:
+        ProfilerFailed: there is no usable tool.
     """
     source, least = environment.NSIGHT[name], _LEAST[name]
     if given is not None and not os.access(given, os.X_OK):
@@ -97,9 +105,17 @@ def find(name: str, given: str | None = None) -> Tool:
 def ask(
     command: Sequence[str], seconds: float = _ANSWER_SECONDS, folder: Path | None = None
 ) -> ToolOutput:
-    """Run a tool and return its output; raise `ProfilerFailed` if it cannot be started.
+    """Run a tool and return its output.
 
-    An interrupt, held or not, ends the tool with all its children.
+    An interrupt (Ctrl-C), held or not, ends the tool with all its children.
+
+    Args:
+        seconds: time limit. After it the tool is terminated, and the output says so.
+        folder: working directory.
+
+    Raises:
+        ProfilerFailed: the tool cannot be started.
+        KeyboardInterrupt: the user interrupted.
     """
     try:
         process = subprocess.Popen(
@@ -120,22 +136,22 @@ def ask(
         try:
             out, err = _output_of(process, seconds)
         except subprocess.TimeoutExpired:
-            _end(process)
-            out, err = (
-                "",
-                f"{Path(command[0]).name} took longer than {seconds:g} s and was terminated",
-            )
-            return ToolOutput(code=None, out=out, err=err)
+            _terminate(process)
+            name = Path(command[0]).name
+            message = f"{name} took longer than {seconds:g} s and was terminated"
+            return ToolOutput(code=None, out="", err=message)
         except BaseException:
-            _end(process)
+            _terminate(process)
             raise
     return ToolOutput(code=process.returncode, out=out, err=err)
 
 
 def _output_of(process: subprocess.Popen[str], seconds: float) -> tuple[str, str]:
-    """Return a process's stdout and stderr.
+    """Wait for a process and return its stdout and stderr.
 
-    Raises `TimeoutExpired`, or `KeyboardInterrupt` for a held interrupt.
+    Raises:
+        TimeoutExpired: it takes longer than `seconds`.
+        KeyboardInterrupt: the user interrupted, and the interrupt was held.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -148,8 +164,8 @@ def _output_of(process: subprocess.Popen[str], seconds: float) -> tuple[str, str
                 raise
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    """Terminate the process and its children, which have their own session."""
+def _terminate(process: subprocess.Popen[str]) -> None:
+    """Terminate the process and its children, which have their own session; then kill them."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
@@ -202,7 +218,10 @@ def ranked(kernels: Iterable[tuple[str, int, float]]) -> list[dict[str, Any]]:
     """Return kernels or operators with totals by name, in order of decreasing time.
 
     Args:
-        kernels: names, counts and seconds.
+        kernels: names, counts and seconds; a name may occur several times.
+
+    Returns:
+        `name`, `count`, `seconds` and `share` (of the time of all) for each name.
     """
     counts: Counter[str] = Counter()
     totals: dict[str, float] = {}
@@ -220,7 +239,7 @@ def ranked(kernels: Iterable[tuple[str, int, float]]) -> list[dict[str, Any]]:
 def to_csv(rows: Iterable[Mapping[str, Any]], columns: Sequence[str]) -> bytes:
     """Return selected columns as CSV, without control characters or formulas.
 
-    The profiled program chooses names, so they are not trusted.
+    The profiled program chooses kernel and range names, so they are not trusted.
     """
     content = io.StringIO()
     writer = csv.writer(content, lineterminator="\n")

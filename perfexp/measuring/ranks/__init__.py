@@ -1,6 +1,7 @@
 """Ranks: processes with a device each that make the same calls.
 
-The first rank measures, and the others follow it.
+The first rank measures, and the others follow its control messages. Rank is torch.distributed's
+word for a process's number. With a single device, a `ProcessGroup` does nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ SETTLING_CALLS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A process's rank number, the number of ranks in total and per host, and the pipe folder."""
+    """A rank's place among all ranks.
+
+    Attributes:
+        number: its rank, from 0.
+        size: number of ranks on all hosts.
+        folder: folder of the pipes between this host's ranks.
+        per_host: number of ranks on each host.
+    """
 
     number: int
     size: int
@@ -62,15 +70,21 @@ class Burst:
 
 
 class ProcessGroup:
-    """All ranks, directed by the first rank while it measures. This class is a single process."""
+    """All ranks, directed by the first rank while it measures. This class is a single process.
+
+    `Context.group` is either this, or a `control_messages.Leader`.
+
+    Attributes:
+        size: number of ranks.
+    """
 
     size = 1
 
     def open(self, key: Key) -> None:
-        """Prepare a point's call on all ranks."""
+        """Prepare a point's call on the other ranks."""
 
     def close(self) -> None:
-        """Leave the point on all ranks."""
+        """Leave the point on the other ranks."""
 
     def first(self) -> None:
         """Run the first forward pass at a size on the other ranks.
@@ -85,7 +99,11 @@ class ProcessGroup:
     def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
         """Make calls of a joined step on all ranks, as fast as possible; return a result per rank.
 
-        Raises `ValueError` for a single process.
+        Args:
+            sharing: what the ranks share in the burst, for example gradients.
+
+        Raises:
+            ValueError: this is a single process.
         """
         raise ValueError("a burst takes several ranks")
 
@@ -106,4 +124,4 @@ class Shareable(Protocol):
         """
 
     def sharing(self, what: Sharing) -> AbstractContextManager[None]:
-        """Limit what this rank shares inside the context."""
+        """Limit what this rank shares while entered, for example to nothing."""

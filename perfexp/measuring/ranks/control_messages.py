@@ -1,6 +1,7 @@
 """Control messages from the first rank to the others, over a connection per rank.
 
-A call costs a single write of 5 bytes.
+The `Leader` in rank 0 sends a line before each thing that all ranks do together; each `Follower`
+reads lines and does the same. A call costs a single write of 5 bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ _DYING_SECONDS = 0.5
 #: Time for which a failed rank waits until the first rank fails the same way and records it.
 _LINGER_SECONDS = 10.0
 
+#: Messages without content. `alive` means that all devices are reserved, and ranks load the model.
 _CALL, _FIRST, _CLOSE, _ALIVE = b"call\n", b"first\n", b"close\n", b"alive\n"
+#: Answer of another host's first rank once its devices are reserved.
 _RESERVED = b"."
 
 #: Prepares a point in a following rank. The context has the step and the forward pass before the
@@ -51,7 +54,13 @@ class Member:
     place: Place
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> list[Burst]:
-        """See `ProcessGroup.burst`; all ranks must call it."""
+        """Make this rank's calls of a burst; return the results of all ranks.
+
+        All ranks must call it, because it waits for them. See `ProcessGroup.burst`.
+
+        Args:
+            calls: number of calls. With `Sharing.alone` only rank 0 makes them.
+        """
         device = self.device
         works = sharing is not Sharing.alone or self.place.number == 0
         with ExitStack() as stack:
@@ -74,21 +83,28 @@ class Member:
         results = self.group.gather((start, end, error))
         per_host = self.place.per_host
         bursts = []
-        for host in range(0, len(results), per_host):
-            parts = results[host : host + per_host]
-            begin = min(first for first, _, _ in parts)
-            for first, last, why in parts:
-                bursts.append(Burst(start_ns=first - begin, end_ns=last - begin, error=why))
+        # each host has its own clock
+        for first_rank in range(0, len(results), per_host):
+            of_host = results[first_rank : first_rank + per_host]
+            begin = min(start for start, _, _ in of_host)
+            for start, end, why in of_host:
+                bursts.append(Burst(start_ns=start - begin, end_ns=end - begin, error=why))
         return bursts
 
 
 class Leader(ProcessGroup):
-    """The first rank's `ProcessGroup`."""
+    """The first rank's `ProcessGroup`: sends a message before this rank does the same.
+
+    A message to a rank that has ended raises `ConnectionError`.
+    """
 
     def __init__(self, place: Place) -> None:
         self.size = place.size
+        #: Descriptors of the connections to ranks 1, 2, …
         self._pipes = to_followers(place)
+        #: Those to the first rank on each other host.
         self._other_hosts = self._pipes[place.per_host - 1 :: place.per_host]
+        #: The present point's step without messages, for bursts.
         self._plain: Step | None = None
         self._member: Member | None = None
 
@@ -118,14 +134,16 @@ class Leader(ProcessGroup):
         self._send(_FIRST)
 
     def joined(self, step: Step) -> Step:
+        """See `ProcessGroup`; a segment is announced by its index."""
         self._plain = step
-        segments = enumerate(step.segments)
-        led = tuple(
-            (name, self._led(_line("call", index), part)) for index, (name, part) in segments
+        segments = tuple(
+            (name, self._led(_line("call", index), part))
+            for index, (name, part) in enumerate(step.segments)
         )
-        return replace(step, call=self._led(_CALL, step.call), segments=led)
+        return replace(step, call=self._led(_CALL, step.call), segments=segments)
 
     def burst(self, step: Step, calls: int, sharing: Sharing) -> Sequence[Burst]:
+        """See `ProcessGroup`; in a burst there are no messages between calls."""
         assert self._plain is not None and self._member is not None
         self._send(_line("burst", {"calls": calls, "sharing": sharing.value}))
         return self._member.burst(self._plain, calls, sharing)
@@ -147,6 +165,7 @@ class Leader(ProcessGroup):
         self._pipes = []
 
     def _led(self, message: bytes, call: Callable[[], object]) -> Callable[[], None]:
+        """Return a function that sends a message to all ranks and then makes the call here."""
         pipes, write = self._pipes, os.write
 
         def led() -> None:
@@ -157,22 +176,26 @@ class Leader(ProcessGroup):
         return led
 
     def _send(self, message: bytes) -> None:
+        """Send a message to all ranks."""
         for descriptor in self._pipes:
             os.write(descriptor, message)
 
 
 class Follower:
-    """The connection's end in a following rank."""
+    """The connection's end in a following rank; `worker.rank_process` reads it until it closes."""
 
     def __init__(self, place: Place) -> None:
         self._file = from_leader(place)
 
     def wait(self) -> bool:
-        """Wait until the first rank begins; return whether it does."""
+        """Wait for the first rank's message that all devices are reserved.
+
+        Return False if the first rank has left instead.
+        """
         return next(self._messages(), None) is not None
 
     def host_of_first(self) -> str | None:
-        """Wait until this host's devices must be reserved; return the first rank's host.
+        """Wait until this host's devices must be reserved; return the first rank's host name.
 
         None if the first rank has left.
         """
@@ -183,7 +206,12 @@ class Follower:
         os.write(self._file.fileno(), _RESERVED)
 
     def follow(self, point: Point, member: Member) -> None:
-        """Make the calls in the first rank's messages until it closes the connection."""
+        """Make the calls in the first rank's messages until it closes the connection.
+
+        Args:
+            point: prepares a point's step.
+            member: this rank, for bursts.
+        """
         with ExitStack() as opened:
             for name, content in self._messages():
                 if name == "open":
@@ -214,10 +242,12 @@ class Follower:
         self._file.close()
 
     def _messages(self) -> Iterator[tuple[str, Any]]:
+        """Yield name and content of each message; content is None for messages without."""
         for line in self._file:
             name, _, content = line.rstrip(b"\n").partition(b" ")
             yield name.decode(), json.loads(content) if content else None
 
 
 def _line(name: str, content: Any) -> bytes:
+    """Return the line for a message with content, which becomes JSON."""
     return f"{name} {json.dumps(content)}\n".encode()

@@ -1,4 +1,8 @@
-"""The process group: ranks in torch.distributed and their collective operations."""
+"""The process group: ranks in torch.distributed and their collective operations.
+
+Control messages say what to do; this group exchanges what ranks compute (gradients, by torch) and
+small values.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +34,8 @@ _SETTINGS = ("NCCL_", "TORCH_NCCL_", "GLOO_")
 class TorchGroup:
     """All ranks: NCCL between CUDA devices, gloo between CPUs and for small values.
 
-    A rank ends with `os._exit` after a last barrier, because closing connections in turn aborted
-    the slower of two ranks.
+    Creating it waits for all ranks. A rank ends with `os._exit` after a last barrier, because
+    closing connections in turn aborted the slower of two ranks.
 
     Args:
         threads: threads per rank on a CPU; None for an equal share of torch's default.
@@ -44,15 +48,17 @@ class TorchGroup:
             if place.size != place.per_host:
                 interface = _interface(os.environ["MASTER_ADDR"])
             os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+        # otherwise each rank on a CPU would use all of its cores
         if device.kind == "cpu" and threads is None:
             torch.set_num_threads(max(1, torch.get_num_threads() // place.per_host))
         os.environ.setdefault(*_NO_RETHROW)
         identifier = torch.device(str(device.identifier)) if device.kind == "cuda" else None
         dist.init_process_group(self.backend, device_id=identifier, timeout=_PATIENCE)
+        #: Group for small values, which never use the devices.
         self._control = dist.new_group(backend="gloo", timeout=_PATIENCE)
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts to record."""
+        """Return the facts to record: the backend, and the environment variables that change it."""
         settings = {
             name: value for name, value in sorted(os.environ.items()) if name.startswith(_SETTINGS)
         }
@@ -70,7 +76,7 @@ class TorchGroup:
 
 
 def _interface(host: str) -> str:
-    """Return the interface on the route to a host.
+    """Return the name of the network interface on the route to a host, for example `eth0`.
 
     By default gloo uses the interface of the host's own name, which may be loopback.
     """
@@ -80,6 +86,6 @@ def _interface(host: str) -> str:
         probe.connect((host, 9))  # sends nothing
         own = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
-        if own in {one.address for one in addresses}:
+        if own in {entry.address for entry in addresses}:
             return str(name)
     return _LOOPBACK

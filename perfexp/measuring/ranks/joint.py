@@ -1,9 +1,10 @@
 """Joint throughput of all ranks compared with a single rank, and causes of the difference.
 
-In a burst, all ranks make calls as fast as they can, coupled only by their gradients. A burst lasts
-from the first rank's start to the last rank's end. Kinds of bursts take turns, in reverse every
-other round. Shares compare bursts from the same round, so that a slow phase of the machine hardly
-changes them.
+Several devices are slower than their number suggests, because they exchange gradients and compete
+for memory, power and the host. `procedure` measures how much. In a burst, all ranks make calls
+as fast as they can, coupled only by their gradients. A burst lasts from the first rank's start to
+the last rank's end. Kinds of bursts take turns, in reverse every other round. Shares compare bursts
+from the same round, so that a slow phase of the machine hardly changes them.
 """
 
 from __future__ import annotations
@@ -44,19 +45,23 @@ _TOLERANCE = 0.05
 
 
 def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bool) -> None:
-    """Measure bursts of a joined step and add their metrics to a point.
+    """Measure bursts of a joined step and add their series and metrics to a point.
+
+    If bursts and the loop of the first rank disagree, a diagnostic is added.
 
     Args:
+        point: a point with its call already timed.
+        step: the step of the group, which all ranks make.
         compares_alone: whether to also measure the first rank alone and, in training, all ranks
             without sharing.
 
     Raises:
         Unsupported: the point has no time.
     """
-    step_by_step = loop_interval(point)
-    if step_by_step is None or step_by_step.value <= 0:
+    in_loop = loop_interval(point)
+    if in_loop is None or in_loop.value <= 0:
         raise Unsupported("the call was not timed")
-    seconds = step_by_step.value
+    seconds = in_loop.value
     enough = math.ceil(round(_BURST_SECONDS / seconds, 6))
     most = math.ceil(round(_LONGEST_SECONDS / seconds, 6))
     calls = max(enough, min(_CALLS, most))
@@ -68,7 +73,10 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
     }
     rounds_of: dict[Sharing, list[Sequence[Burst]]] = {kind: [] for kind in wanted if wanted[kind]}
     for number in range(_ROUNDS):
-        for kind in list(rounds_of) if number % 2 else list(reversed(rounds_of)):
+        kinds = list(rounds_of)
+        if number % 2 == 0:
+            kinds.reverse()
+        for kind in kinds:
             bursts = group.burst(step, calls, kind)
             rounds_of[kind].append(bursts)
             if error := next((burst.error for burst in bursts if burst.error), None):
@@ -77,7 +85,7 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
                 point.metrics.append(Metric.of(_FIGURES[kind], None, reason=reason))
     for kind, rounds in rounds_of.items():
         num_ranks = 1 if kind is Sharing.alone else group.size
-        samples = [_seconds(bursts[:num_ranks]) / calls for bursts in rounds]
+        samples = [_span_seconds(bursts[:num_ranks]) / calls for bursts in rounds]
         achieved = estimators.median_interval(samples[_WARMUP:]).relative_half_width
         stop = Stop(reason="fixed", achieved=achieved)
         name = f"ranks/{kind.value}"
@@ -85,12 +93,16 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
             Series(name=name, samples=samples, warmup=_WARMUP, calls_per_sample=calls, stop=stop)
         )
     _add_figures(point, rounds_of[Sharing.all], calls, group.size)
-    in_bursts = estimators.mean_interval(_of(point, Sharing.all))
-    if estimators.differ(in_bursts, step_by_step, _TOLERANCE):
+    in_bursts = estimators.mean_interval(_call_seconds(point, Sharing.all))
+    if estimators.differ(in_bursts, in_loop, _TOLERANCE):
         point.doubts.append(diagnostics.make("ranks_disagree", ratio=in_bursts.value / seconds))
 
 
-def _of(point: Point, sharing: Sharing) -> list[float]:
+def _call_seconds(point: Point, sharing: Sharing) -> list[float]:
+    """Return the seconds per call in each round of a kind of burst, warm-up rounds excluded.
+
+    They are empty if there were no such bursts.
+    """
     series = point.find_series(f"ranks/{sharing.value}")
     if series:
         return series.measured
@@ -98,15 +110,23 @@ def _of(point: Point, sharing: Sharing) -> list[float]:
 
 
 def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, size: int) -> None:
-    of_all, batch = _of(point, Sharing.all), point.key.batch_size
+    """Add the rates in samples/s, and the shares of time by cause, with their intervals as facts.
+
+    Args:
+        rounds: bursts of all ranks in each round.
+        calls: calls per burst.
+        size: number of ranks.
+    """
+    of_all, batch = _call_seconds(point, Sharing.all), point.key.batch_size
     rates = {RANKS_RATE: batch * size / fmean(of_all)}
     for number in range(size):
-        own = [_seconds([bursts[number]]) / calls for bursts in rounds[_WARMUP:]]
+        own = [_span_seconds([bursts[number]]) / calls for bursts in rounds[_WARMUP:]]
         rates[member(RANK_RATE, number)] = batch / fmean(own)
     point.metrics += [Metric.of(name, rate) for name, rate in rates.items()]
+    # each kind's time in a round relative to the time with everything shared
     parts = {}
     for kind in Sharing:
-        pairs = zip(_of(point, kind), of_all, strict=False)
+        pairs = zip(_call_seconds(point, kind), of_all, strict=False)
         parts[kind] = [part / whole for part, whole in pairs]
     shares = {
         EFFICIENCY: parts[Sharing.alone],
@@ -132,9 +152,11 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, si
 
 
 def _differences(longer: Sequence[float], shorter: Sequence[float]) -> list[float]:
+    """Return the differences round by round; empty if one kind of burst is missing."""
     return [whole - part for whole, part in zip(longer, shorter, strict=False)]
 
 
-def _seconds(bursts: Sequence[Burst]) -> float:
+def _span_seconds(bursts: Sequence[Burst]) -> float:
+    """Return the seconds from the first rank's start to the last rank's end."""
     start = min(burst.start_ns for burst in bursts)
     return (max(burst.end_ns for burst in bursts) - start) * 1e-9

@@ -1,7 +1,8 @@
 """Connections from the first rank to the others: pipes on a single host, TCP between hosts.
 
-Over TCP the first rank listens at an address of the launching node. Each other rank sends its
-number and the secret that the launchers pass on. A connection without the secret is closed.
+`control_messages` sends its messages over them. Over TCP the first rank listens at an address of
+the launching node. Each other rank sends its number and the secret that the launchers pass on. A
+connection without the secret is closed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _PATIENCE_SECONDS, _PAUSE_SECONDS = 300.0, 0.1
 
 
 class Meeting(msgspec.Struct, kw_only=True, frozen=True):
-    """Address where the first rank listens for ranks on all nodes, and their secret."""
+    """Address where the first rank listens for ranks on all nodes, and their secret.
+
+    It is a file in each node's rank folder; on a single host there is none.
+    """
 
     host: str
     port: int
@@ -43,9 +47,13 @@ def pipe(folder: Path, number: int) -> Path:
 
 
 def to_followers(place: Place) -> list[int]:
-    """Return the first rank's descriptors for its connections to the others, in rank order.
+    """Wait for all ranks, and return the first rank's connections to them, in rank order.
 
-    Waits for all ranks. Raises `TimeoutError` if ranks on other hosts do not connect in time.
+    Returns:
+        Descriptors to write to.
+
+    Raises:
+        TimeoutError: ranks on other hosts do not connect in time.
     """
     meeting = _meeting(place)
     if meeting is None:
@@ -55,16 +63,15 @@ def to_followers(place: Place) -> list[int]:
     with socket.create_server((meeting.host, meeting.port), backlog=place.size) as server:
         while len(connections) < place.size - 1:
             try:
-                server.settimeout(_left(deadline))
+                server.settimeout(_seconds_left(deadline))
                 connection = server.accept()[0]
             except TimeoutError as error:
                 missing = sorted({*range(1, place.size)} - {*connections})
                 raise TimeoutError(
                     f"ranks {missing} did not connect in {_PATIENCE_SECONDS:g} s"
                 ) from error
-            number = _greeting(
-                connection, meeting.secret, min(deadline, time.monotonic() + _GREETING_SECONDS)
-            )
+            greeting_deadline = min(deadline, time.monotonic() + _GREETING_SECONDS)
+            number = _receive_greeting(connection, meeting.secret, greeting_deadline)
             if number is None or number in connections or not 0 < number < place.size:
                 connection.close()
                 continue
@@ -75,7 +82,11 @@ def to_followers(place: Place) -> list[int]:
 
 
 def from_leader(place: Place) -> BinaryIO:
-    """Return a following rank's connection from the first rank, once the first rank listens."""
+    """Return a following rank's connection from the first rank, once the first rank listens.
+
+    Raises:
+        OSError: the first rank does not listen in time.
+    """
     meeting = _meeting(place)
     if meeting is None:
         return pipe(place.folder, place.number).open("rb")
@@ -90,12 +101,13 @@ def from_leader(place: Place) -> BinaryIO:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_SECONDS)
-    connection.sendall(_words(meeting.secret, place.number))
+    connection.sendall(_greeting(meeting.secret, place.number))
     connection.settimeout(None)
     return os.fdopen(connection.detach(), "rb")
 
 
 def _meeting(place: Place) -> Meeting | None:
+    """Read the meeting from the rank folder; None on a single host."""
     if not _file(place.folder).exists():
         return None
     return msgspec.json.decode(foreign.read_bytes(_file(place.folder)), type=Meeting)
@@ -105,26 +117,31 @@ def _file(folder: Path) -> Path:
     return folder / "meeting.json"
 
 
-def _words(secret: str, number: int) -> bytes:
+def _greeting(secret: str, number: int) -> bytes:
+    """Return what a rank sends first; its length is the same for every rank."""
     return f"{secret} {number:8d}\n".encode()
 
 
-def _left(deadline: float) -> float:
+def _seconds_left(deadline: float) -> float:
     """Return the seconds until a deadline, as a socket timeout.
 
-    Raises `TimeoutError` after the deadline.
+    Raises:
+        TimeoutError: the deadline has passed.
     """
     if (seconds := deadline - time.monotonic()) <= 0:
         raise TimeoutError
     return seconds
 
 
-def _greeting(connection: socket.socket, secret: str, deadline: float) -> int | None:
-    """Return the number in a greeting; None without the secret or if incomplete at the deadline."""
-    length, received = len(_words(secret, 0)), b""
+def _receive_greeting(connection: socket.socket, secret: str, deadline: float) -> int | None:
+    """Return the rank in a greeting; None without the secret or if incomplete at the deadline.
+
+    Any program may connect, so nothing in the greeting is trusted.
+    """
+    length, received = len(_greeting(secret, 0)), b""
     try:
         while len(received) < length:
-            connection.settimeout(_left(deadline))
+            connection.settimeout(_seconds_left(deadline))
             if not (data := connection.recv(length - len(received))):
                 break
             received += data

@@ -1,8 +1,8 @@
-"""Ranks for a training on all nodes of a SLURM job, started by torch's elastic launcher.
+"""Ranks on all nodes of a SLURM job, started by torch's elastic launcher (gpu.nodes=N).
 
-The worker starts this module on each node as an `srun` task. Standard input contains its
-instructions, and it reports failed ranks on standard output. `srun` ends the tasks on all nodes if
-any task fails.
+The worker (`run`) starts this module (`main`) on each node as an `srun` task. Standard input
+contains its instructions, and it reports failed ranks on standard output. `srun` ends the tasks on
+all nodes if any task fails.
 """
 
 from __future__ import annotations
@@ -41,8 +41,12 @@ class Instructions(msgspec.Struct, kw_only=True):
     Attributes:
         command: command line for a rank.
         folder: pipe folder on the first node. The first rank sends its events to the worker there.
+        nodes: number of nodes.
+        per_host: number of ranks on each node.
+        run_id: name of this start, which torch's launchers compare.
         port: port on the first node where the launchers meet.
         messages_port: port on the first node where the first rank listens.
+        secret: text that each rank must send when it connects.
     """
 
     command: list[str]
@@ -91,23 +95,30 @@ def run(
             messages_port=ports[1],
             secret=secrets.token_hex(16),
         )
-        code = _start(instructions, failures)
+        code = _run_tasks(instructions, failures)
     if code and all(end.exitcode == start.RANK_LOST for end in failures.values()):
         emit("failed", message=f"srun ended with code {code}; see details/run.log", status="killed")
         return 1
     return start.report(failures, nodes * per_host, emit)
 
 
-def _start(instructions: Instructions, failures: dict[int, start.FailedRank]) -> int:
-    """Run a task on each node, collect its reports, and return srun's exit code."""
+def _run_tasks(instructions: Instructions, failures: dict[int, start.FailedRank]) -> int:
+    """Run a task on each node, collect its reports, and return srun's exit code.
+
+    Args:
+        failures: failed ranks; those that tasks report are added.
+
+    Raises:
+        UserError: there is no srun.
+    """
     command = [
-        *(
-            "srun",
-            f"--nodes={instructions.nodes}",
-            f"--ntasks={instructions.nodes}",
-            "--ntasks-per-node=1",
-        ),
-        *("--kill-on-bad-exit=1", "--cpu-bind=none", "--mpi=none"),
+        "srun",
+        f"--nodes={instructions.nodes}",
+        f"--ntasks={instructions.nodes}",
+        "--ntasks-per-node=1",
+        "--kill-on-bad-exit=1",
+        "--cpu-bind=none",
+        "--mpi=none",
         *python_command("perfexp.measuring.ranks.nodes"),
     ]
     try:
@@ -137,7 +148,11 @@ def _free_ports() -> tuple[int, int]:
 
 
 def main() -> int:
-    """Launch a node's ranks and report failed ranks."""
+    """Launch a node's ranks, wait until they end, and report failed ranks: an srun task.
+
+    Returns:
+        The exit code, 1 if a rank failed.
+    """
     instructions = msgspec.json.decode(sys.stdin.buffer.readline(), type=Instructions)
     threading.Thread(target=_end_with_input, daemon=True).start()
     node, host = int(os.environ["SLURM_NODEID"]), os.environ["SLURM_LAUNCH_NODE_IPADDR"]
@@ -149,7 +164,6 @@ def main() -> int:
         print(json.dumps({"rank": rank, "end": end._replace(node=scheduler.node())}), flush=True)
     if failures:
         time.sleep(_REPORT_SECONDS)
-    if failures:
         return 1
     return 0
 
@@ -157,6 +171,13 @@ def main() -> int:
 def _launch(
     instructions: Instructions, folder: Path, node: int, host: str
 ) -> dict[int, start.FailedRank]:
+    """Start this node's ranks, wait until they end, and return the failed ones by rank.
+
+    Args:
+        folder: pipe folder for this node's ranks.
+        node: number of this node in the job, from 0.
+        host: address of the first node.
+    """
     Meeting(host=host, port=instructions.messages_port, secret=instructions.secret).write(folder)
     name = f"[{host}]" if ":" in host else host
     settings = {

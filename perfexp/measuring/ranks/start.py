@@ -1,4 +1,8 @@
-"""Start of a host's ranks with torch's elastic launcher, and reports about dead ranks."""
+"""Start of a host's ranks with torch's elastic launcher, and reports about dead ranks.
+
+The worker calls `run` for a plan with several devices and then only waits: each rank is a process
+of its own (`worker/rank_process`). For several nodes, `nodes` calls `launch` on each.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +35,7 @@ class FailedRank(NamedTuple):
     """A failed rank.
 
     Attributes:
+        pid: process id.
         exitcode: exit code, or minus a signal number.
         error: a following rank's error: `message`, `status` of the point, and `timestamp`.
         node: name of the node if there are several.
@@ -43,9 +48,7 @@ class FailedRank(NamedTuple):
 
     def __str__(self) -> str:
         """Return, for example, `(process 7 on n1) was terminated by SIGKILL`."""
-        place = ""
-        if self.node:
-            place = f" on {self.node}"
+        place = f" on {self.node}" if self.node else ""
         return (
             f"(process {self.pid}{place}) was terminated by {signal.Signals(-self.exitcode).name}"
         )
@@ -97,11 +100,14 @@ def launch(
     settings: Mapping[str, Any],
     nodes: int = 1,
 ) -> dict[int, FailedRank]:
-    """Start the ranks on this host, wait until they end, and return failed ranks.
+    """Start the ranks on this host, wait until they end, and return failed ranks by number.
 
     Args:
+        command: command line for a rank, without the pipe folder.
         folder: pipe folder for this host's ranks.
+        per_host: number of ranks to start.
         settings: arguments for torch's `LaunchConfig`, such as the launchers' meeting point.
+        nodes: number of hosts.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -129,13 +135,17 @@ def launch(
 
 
 def report(failures: Mapping[int, FailedRank], size: int, emit: Events) -> int:
-    """Send the final event, naming the ranks that failed first, and return the exit code."""
-    first = 0
-    if 0 in failures:
-        first = failures[0].exitcode
-    if first in REPORTED:
-        return first
-    if not failures or first == OUT_OF_STEP:
+    """Send the final event, naming the ranks that failed first, and return the exit code.
+
+    Args:
+        failures: failed ranks by number.
+        size: number of ranks.
+        emit: pipe for a final `finished` or `failed`; nothing is sent if rank 0 reported already.
+    """
+    first_code = failures[0].exitcode if 0 in failures else 0
+    if first_code in REPORTED:
+        return first_code
+    if not failures or first_code == OUT_OF_STEP:
         emit("finished")
         return 0
     # the launcher sends SIGTERM to the others, and the first rank leaves if another is lost
@@ -147,13 +157,11 @@ def report(failures: Mapping[int, FailedRank], size: int, emit: Events) -> int:
     causes = causes or dict(failures)
     killed = {rank: end for rank, end in causes.items() if end.exitcode < 0}
     # a library aborts when its peer is gone, so any other signal came first
-    killed = {
-        rank: end for rank, end in killed.items() if end.exitcode != -signal.SIGABRT
-    } or killed
+    not_aborted = {rank: end for rank, end in killed.items() if end.exitcode != -signal.SIGABRT}
+    killed = not_aborted or killed
     if killed:
-        is_memory = any(end.exitcode == -signal.SIGKILL for end in killed.values())
         hint = ""
-        if is_memory:
+        if any(end.exitcode == -signal.SIGKILL for end in killed.values()):
             hint = "; the system may have run out of memory"
         who = " and ".join(f"rank {rank} of {size} {end}" for rank, end in killed.items())
         emit("failed", message=f"{who}{hint}; see details/run.log", status="killed")

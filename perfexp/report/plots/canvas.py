@@ -1,7 +1,9 @@
-"""Figures 12 inches wide as PNG or SVG. Only this module imports matplotlib.
+"""Canvas: figures 12 inches wide as PNG or SVG. Only this module imports matplotlib.
 
-Equal figures give equal bytes. A matplotlibrc in the current folder is not read: it may be a pipe,
-name a backend or make LaTeX run.
+`drawing`, `layer_plot`, `roofline_plot` and `pages` draw on these figures. Axes and figures are
+matplotlib's (typed `Any`); lengths are in inches, positions in the units of the data. Equal figures
+give equal bytes. A matplotlibrc in the current folder is not read: it may be a pipe, name a backend
+or make LaTeX run.
 """
 
 from __future__ import annotations
@@ -53,10 +55,11 @@ def new_figure(height: float, **settings: Any) -> Any:
 
 
 def columns(heights: Sequence[float], around: float, **settings: Any) -> tuple[Any, Any]:
-    """Return a figure and its axes in a column, with these heights in inches.
+    """Return a figure and its axes in a column, from the top, with these heights in inches.
 
     Args:
-        around: additional height for titles.
+        around: additional height for titles, in inches.
+        settings: further settings of `Figure.subplots`, such as `sharex`.
     """
     figure = new_figure(around + sum(heights), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
@@ -66,7 +69,10 @@ def columns(heights: Sequence[float], around: float, **settings: Any) -> tuple[A
 
 
 def save(figure: Any, form: str = "png") -> bytes:
-    """Return a figure as PNG or SVG. In SVG, artists with `title_of` have tooltips."""
+    """Return a figure as the content of a PNG or SVG file.
+
+    In SVG, artists with `title_of` have tooltips.
+    """
     buffer = io.BytesIO()
     metadata = {"Software": None} if form == "png" else {"Date": None, "Creator": None}
     with warnings.catch_warnings(), matplotlib.rc_context({"svg.hashsalt": "perfexp"}):
@@ -89,7 +95,10 @@ def tip(axes: Any, x: float, y: float, *words: str) -> None:
 
 
 def caption_of(figure: Any, caption: Caption) -> None:
-    """Add title and subtitle above a matplotlib figure, left-aligned, and the footer below."""
+    """Add title and subtitle above a matplotlib figure, left-aligned, and the footer below.
+
+    Every figure gets its texts this way.
+    """
     title, subtitle = wrapped(caption.title, 90), wrapped(caption.subtitle, 135)
     lines = subtitle.count("\n") + 1
     figure.suptitle(title + "\n" * lines, x=0.01, ha="left", fontsize=16, fontweight="bold")
@@ -111,7 +120,11 @@ def style(axes: Any, *, axis: Any = "both") -> None:
 
 
 def name_rows(axes: Any, labels: Sequence[str], end: float, title: str) -> None:
-    """Name rows at 0, 1, …, from the top, over a horizontal axis from zero with a title."""
+    """Name rows at 0, 1, …, from the top, over a horizontal axis from zero with a title.
+
+    Args:
+        end: right end of the horizontal axis.
+    """
     axes.set_yticks(range(len(labels)), list(map(plain, labels)))
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.set_xlim(0, end)
@@ -121,7 +134,12 @@ def name_rows(axes: Any, labels: Sequence[str], end: float, title: str) -> None:
 
 
 def name_ticks(axis: Any, locator: Any, text: Callable[[float], str] = "{:g}".format) -> None:
-    """Set positions and texts for an axis's major ticks. Minor ticks have no text."""
+    """Set positions and texts for an axis's major ticks. Minor ticks have no text.
+
+    Args:
+        locator: matplotlib object that chooses the positions.
+        text: returns the text at a position.
+    """
     axis.set_major_locator(locator)
     axis.set_major_formatter(lambda value, _: text(value))
     axis.set_minor_formatter(matplotlib.ticker.NullFormatter())
@@ -131,6 +149,10 @@ def legend(axes: Any, *others: Any, width: int = 34, **settings: Any) -> None:
     """Add a legend to the right of the axes, where it covers no data.
 
     Each name appears once, even if several axes have it.
+
+    Args:
+        others: further axes with names for the legend.
+        width: characters per line.
     """
     entries = dict[str, Any]()
     for one in (axes, *others):
@@ -142,10 +164,13 @@ def legend(axes: Any, *others: Any, width: int = 34, **settings: Any) -> None:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return a text in at most two lines."""
+    """Return a text in at most two lines of `width` characters, cut with `…`."""
     return plain("\n".join(textwrap.wrap(text, width, max_lines=2, placeholder=" …")))
 
 
 def plain(text: str) -> str:
-    """Return a text that matplotlib does not parse as a formula."""
+    """Return a text that matplotlib does not parse as a formula.
+
+    Every text from users and records goes through it.
+    """
     return text.replace("$", r"\$")

@@ -1,4 +1,8 @@
-"""Plot contents as plain data. `record_plots` and `sweep_plots` fill them, `drawing` draws them."""
+"""Chart: plot contents as plain data, in SI units.
+
+`record_plots` and `sweep_plots` fill these classes without matplotlib, and `drawing` draws them.
+There are three kinds of plots: a `Chart` over a number, `Bars` of runs, and `Strips` of samples.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,8 @@ class ChartLine:
 
     Attributes:
         label: text that distinguishes the line from others.
+        x: positions on the horizontal axis.
+        y: values with intervals, one per position.
         color: position in `COLORS`, from 0; it wraps around.
         is_light: whether the line is in the background of a line with the same color, such as
             latency behind device time.
@@ -63,6 +69,8 @@ class Panel:
 
     Attributes:
         title: title of the vertical axis, without its unit.
+        unit: SI unit of the values.
+        curves: fitted models behind the lines.
         marks: positions of vertical lines, with labels.
     """
 
@@ -122,9 +130,12 @@ class Bar:
 
     @property
     def end(self) -> float:
-        """Return the largest value to draw, in seconds; 0 without a time."""
-        known = [one.high or one.value for one in (self.value, self.behind) if one]
-        return max(known, default=0.0)
+        """Return the largest value to draw, in seconds; 0 without a time.
+
+        The longest bar of a facet sets the scale of its axis.
+        """
+        drawn = [one.high or one.value for one in (self.value, self.behind) if one]
+        return max(drawn, default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +160,15 @@ class Bars:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """All samples of a time over all processes, with statistics and text."""
+    """All samples of a time over all processes, with statistics and text.
+
+    Attributes:
+        name: title of the time.
+        meaning: explanation in a few words.
+        series: samples in seconds; each process is a block.
+        time: statistics over all processes.
+        text: median with its interval.
+    """
 
     name: str
     meaning: str
@@ -164,7 +183,10 @@ class Taken:
 
     @property
     def center(self) -> str:
-        """Return the name of the statistic for all samples. Blocks are processes."""
+        """Return the name of the statistic for all samples. Blocks are processes.
+
+        Legends and titles of the strips name it.
+        """
         if len(self.series.blocks) > 1:
             return "mean of the processes' medians"
         return "median"
@@ -191,14 +213,18 @@ def footer_of(diagnostics: Iterable[Diagnostic]) -> str:
 
 
 def spans_decades(values: Sequence[float]) -> bool:
-    """Return whether values span enough for a logarithmic axis."""
+    """Return whether positive values span more than a factor of 10, for a logarithmic axis."""
     return bool(values) and min(values) > 0 and max(values) / min(values) > _LOG_FROM
 
 
 def unit_of(unit: str, most: float) -> tuple[float, str]:
-    """Return a factor and a unit name.
+    """Return a factor from an SI unit and the name of the unit to show.
 
-    In that unit the largest value is at least 1.
+    In that unit the largest value is at least 1, for example `(1e3, "ms")` for 0.02 seconds.
+
+    Args:
+        unit: SI unit; units without other scales are returned unchanged.
+        most: largest value in that unit.
     """
     for factor, name in _SCALES.get(unit, ()):
         if most * factor >= 1:

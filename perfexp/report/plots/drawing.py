@@ -1,4 +1,8 @@
-"""Drawing of charts, bars and sample strips with matplotlib."""
+"""Drawing of charts, bars and sample strips with matplotlib.
+
+The plots come as data from `chart`. Values there are in SI units; a `factor` converts them to the
+unit on the axis.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +79,10 @@ def draw(plot: Chart | Bars | Strips) -> bytes:
 
 
 def compose(plot: Chart | Bars | Strips) -> Any:
-    """Return a plot as a matplotlib figure."""
+    """Return a plot as a matplotlib figure.
+
+    HTML pages embed the figure as SVG; `draw` saves it as PNG.
+    """
     if isinstance(plot, Chart):
         figure = _chart(plot)
     elif isinstance(plot, Bars):
@@ -87,6 +94,10 @@ def compose(plot: Chart | Bars | Strips) -> Any:
 
 
 def _chart(chart: Chart) -> Any:
+    """Return a figure with a chart's panels below each other, over a common horizontal axis.
+
+    Few measured positions get a tick each, with the size or batch as text.
+    """
     panels = [max(_PANEL, (8 - _AROUND) / len(chart.panels))] * len(chart.panels)
     figure, column = columns(panels, _AROUND, sharex=True)
     axes = column[-1]
@@ -94,9 +105,9 @@ def _chart(chart: Chart) -> Any:
     if chart.is_doubling or spans_decades(positions):
         axes.set_xscale("log", base=2 if chart.is_doubling else 10)
         name_ticks(axes.xaxis, axes.xaxis.get_major_locator())
-    for one, panel in zip(column, chart.panels, strict=True):
-        _panel(one, panel, chart.ticks)
-        _gaps(one, chart.gaps)
+    for panel_axes, panel in zip(column, chart.panels, strict=True):
+        _panel(panel_axes, panel, chart.ticks)
+        _gaps(panel_axes, chart.gaps)
     legend(*column)
     if len(positions) <= _MOST_TICKS:
         axes.minorticks_off()
@@ -106,6 +117,11 @@ def _chart(chart: Chart) -> Any:
 
 
 def _panel(axes: Any, panel: Panel, ticks: Mapping[float, str]) -> None:
+    """Draw a panel's lines, curves and marks, on a vertical axis that shows all values.
+
+    Args:
+        ticks: labels of measured positions, for the tooltips.
+    """
     values, ends = list[float](), [0.0]
     for line in panel.lines:
         values += [y.value for y in line.y]
@@ -126,16 +142,17 @@ def _panel(axes: Any, panel: Panel, ticks: Mapping[float, str]) -> None:
         axes.plot(curve.x, numpy.array(curve.y) * factor, label=plain(curve.label), **dashes)
     for line in panel.lines:
         _line(axes, line, factor)
-        for x, one in zip(line.x, line.y, strict=True):
-            value = one.value * factor
-            known = [f"{end * factor:.4g}" for end in (one.low, one.high) if end is not None]
-            tip(axes, x, value, line.label, ticks[x], f"{value:.4g} {unit}", " … ".join(known))
+        for x, y in zip(line.x, line.y, strict=True):
+            value = y.value * factor
+            shown_ends = [f"{end * factor:.4g}" for end in (y.low, y.high) if end is not None]
+            interval = " … ".join(shown_ends)
+            tip(axes, x, value, line.label, ticks[x], f"{value:.4g} {unit}", interval)
     for x, text in panel.marks.items():
         axes.axvline(x, color=DARK, linewidth=1.2, linestyle=":", label=text)
 
 
 def _line(axes: Any, line: ChartLine, factor: float) -> None:
-    """Draw a line with its intervals.
+    """Draw a line with its intervals, hollow markers, rings for odd sizes, and predictions.
 
     Predictions are a band that replaces the line between points.
     """
@@ -190,6 +207,7 @@ def _above(
 
 
 def _gaps(axes: Any, gaps: Mapping[float, str]) -> None:
+    """Mark positions of failed points at the foot of a panel, with their status."""
     if not gaps:
         return
     foot = axes.get_xaxis_transform()
@@ -201,6 +219,7 @@ def _gaps(axes: Any, gaps: Mapping[float, str]) -> None:
 
 
 def _bars(bars: Bars) -> Any:
+    """Return a figure with a facet of bars for each phase and kind of time."""
     heights = []
     for facet in bars.facets:
         rows = sum(len(group) + bool(name) for name, group in facet.groups.items())
@@ -213,7 +232,10 @@ def _bars(bars: Bars) -> Any:
 
 
 def _facet(axes: Any, facet: Facet) -> None:
-    """Draw bars from zero with their text at the end, in groups below their names."""
+    """Draw bars from zero with their text at the end, in groups below their names.
+
+    With several groups, such as models, their names are bold lines above their bars.
+    """
     bars = itertools.chain.from_iterable(facet.groups.values())
     most = max((bar.end for bar in bars if bar.end), default=1.0)
     factor, unit = unit_of("seconds", most)
@@ -231,6 +253,12 @@ def _facet(axes: Any, facet: Facet) -> None:
 
 
 def _bar(axes: Any, bar: Bar, position: int, factor: float, most: float) -> None:
+    """Draw a run's bar with its text, over a pale bar for its latency; a hatched stub if it failed.
+
+    Args:
+        position: row from the top.
+        most: longest bar in the facet, in the axis's unit.
+    """
     look = {"edgecolor": COLORS[0], "linewidth": 1.5, **title_of(bar.label, bar.text)}
     if bar.value is None:
         end = _STUB * most
@@ -253,10 +281,12 @@ def _bar(axes: Any, bar: Bar, position: int, factor: float, most: float) -> None
     axes.text(end + 0.012 * most, position, text, va="center", **words)
 
 
-def _whisker(axes: Any, one: Interval, position: float, factor: float, **look: Any) -> None:
-    if one.low is not None and one.high is not None:
-        error = [[(one.value - max(one.low, 0.0)) * factor], [(one.high - one.value) * factor]]
-        axes.errorbar(one.value * factor, position, xerr=error, fmt="none", **look)
+def _whisker(axes: Any, time: Interval, position: float, factor: float, **look: Any) -> None:
+    """Draw a time's interval at the end of its bar, if it has one."""
+    if time.low is not None and time.high is not None:
+        below, above = time.value - max(time.low, 0.0), time.high - time.value
+        error = [[below * factor], [above * factor]]
+        axes.errorbar(time.value * factor, position, xerr=error, fmt="none", **look)
 
 
 def _strips(strips: Strips) -> Any:
@@ -272,7 +302,10 @@ def _strips(strips: Strips) -> Any:
 
 
 def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
-    """Draw a row per time: samples, their center with interval, and values at the right."""
+    """Draw a row per time: samples, their center with interval, and values at the right.
+
+    The axis ends where most samples do; triangles at its edge mark the others.
+    """
     end = 0.0
     for one in taken:
         shown = float(numpy.percentile(one.series.measured, _MOST_SHOWN))
@@ -286,6 +319,7 @@ def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
         samples = factor * numpy.array(one.series.measured)
         median = one.time.median
         color = COLORS[position % len(COLORS)]
+        # multiples of the golden ratio modulo 1 are spread evenly
         heights = position + 0.5 * ((numpy.arange(samples.size) * _SPREAD) % 1 - 0.5)
         ends_of_center = [position - 0.36, position + 0.36]
         _dots(axes, samples, heights, color, alpha=0.45)
@@ -311,7 +345,10 @@ def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
 
 
 def _over_time(axes: Any, one: Taken) -> None:
-    """Draw a time's samples as percent deviation from their center, over elapsed seconds."""
+    """Draw a time's samples as percent deviation from their center, over elapsed seconds.
+
+    Trends and outliers show here. The end of the warm-up is shaded; lines separate processes.
+    """
     series = one.series
     samples = numpy.array(series.samples)
     seconds = numpy.cumsum(samples) * series.calls_per_sample
@@ -352,11 +389,18 @@ def _over_time(axes: Any, one: Taken) -> None:
 
 
 def _dots(axes: Any, x: Any, y: Any, color: str, **look: Any) -> None:
+    """Draw samples as dots; many become an image in an SVG, which would be large otherwise."""
     axes.plot(x, y, ".", color=color, markersize=4, rasterized=x.size > _MOST_SHAPES, **look)
 
 
 def _vertical_scale(axes: Any, values: Sequence[float], highest: float, *, base: int) -> None:
-    """Use a logarithmic axis if the values are far apart, otherwise an axis from zero."""
+    """Use a logarithmic axis if the values are far apart, otherwise an axis from zero.
+
+    Args:
+        values: all values, in the axis's unit.
+        highest: upper end of the axis.
+        base: base of a logarithmic axis.
+    """
     if not spans_decades(values):
         axes.set_ylim(0, highest or None)
         return
@@ -367,6 +411,6 @@ def _vertical_scale(axes: Any, values: Sequence[float], highest: float, *, base:
 
 
 def _scaled(intervals: Sequence[Interval], factor: float) -> Any:
-    """Return values, lower and upper ends in another unit; NaN for an unknown end."""
+    """Return values, lower and upper ends in the axis's unit, (3, N); NaN for an unknown end."""
     rows = list(map(operator.attrgetter("value", "low", "high"), intervals))
     return factor * numpy.array(rows, dtype=float).reshape(-1, 3).T

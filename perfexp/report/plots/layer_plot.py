@@ -1,4 +1,8 @@
-"""Drawing of a call's layers with matplotlib: by kind, in execution order, and the longest."""
+"""Layer plot: a call's layers drawn with matplotlib, by kind, in execution order, and the longest.
+
+It shows one point of a record. Times are shown only if the layers agree with the call without
+profiling (`layer_lines.disagreement`); otherwise all lengths are shares of the call.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,10 @@ _LIGHT = 0.45
 
 
 def draw(record: Record) -> bytes | None:
-    """Return the representative point's layers as PNG; None unless layers were profiled."""
+    """Return the representative point's layers as PNG; None unless layers were profiled.
+
+    The run writes it as layers.png.
+    """
     figure = compose(record)
     if figure:
         return save(figure)
@@ -56,7 +63,10 @@ def draw(record: Record) -> bytes | None:
 
 
 def caption(record: Record, chosen: Point) -> Caption:
-    """Return the text around a point's layers."""
+    """Return the text around the plot: subject, point, call time or diagnostic, warnings.
+
+    If the layers disagree with the call, the diagnostic and its advice replace the call time.
+    """
     about = subject(record.plan, record.environment)
     key = timed_key(chosen.key)
     where = about.device or "an unknown device"
@@ -118,7 +128,10 @@ def _measure(chosen: Point) -> _Measure:
 
 
 def compose(record: Record) -> Any:
-    """Return the representative point's layers as a figure; None unless layers were profiled."""
+    """Return the representative point's layers as a figure; None unless layers were profiled.
+
+    HTML pages embed the figure as SVG; `draw` saves it as PNG.
+    """
     chosen = representative_point(record)
     if chosen is None or not by_kind(chosen):
         return None
@@ -142,9 +155,12 @@ def _kinds(
     colors: Mapping[str, str],
     measure: _Measure,
 ) -> None:
-    """Draw a bar per kind, with time and share at its end.
+    """Draw a bar per kind of layer, with time and share at its end.
 
-    Its passes follow each other, ever paler.
+    Its passes follow each other, each paler than the one before.
+
+    Args:
+        kinds: seconds by kind and pass.
     """
     has_passes = len(set().union(*kinds.values())) > 1
     most = 0.0
@@ -173,7 +189,10 @@ def _kinds(
 def _longest(
     axes: Any, layers: Sequence[LayerGroup], colors: Mapping[str, str], measure: _Measure
 ) -> list[str]:
-    """Draw a bar for each of the longest layers; return their names."""
+    """Draw a bar for each of the longest layers; return the names at the left.
+
+    Their length limits the width of the other axes in the figure.
+    """
     most = max(layer.seconds for layer in layers) * measure.factor
     has_passes = len({layer.which for layer in layers}) > 1
     names = []
@@ -199,10 +218,11 @@ def _strip(
     *,
     room: float,
 ) -> None:
-    """Draw rows of neighbors, as wide as their times, with names if they fit.
+    """Draw rows of neighbors in execution order, as wide as their times, with names if they fit.
 
     Args:
-        room: width in characters.
+        rows: stretches by row title, from `layer_groups.in_order`.
+        room: width of the axes in characters.
     """
     factor = measure.factor
     whole = max(one.start + one.seconds for _, row in rows for one in row)

@@ -1,4 +1,8 @@
-"""HTML pages with sortable tables and SVG plots, in a single file that needs no network."""
+"""HTML pages with sortable tables and SVG plots, in a single file that needs no network.
+
+`perfexp show --html` and `perfexp compare` write them, and `perfexp roofline` a page beside its
+plot.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,25 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from perfexp.comparison import comparison_table
-from perfexp.comparison.document import Comparison
+from perfexp.comparison.document import Comparison, SideFacts, Verdict
 from perfexp.records.analysis import Analysis, SweepAnalysis
 from perfexp.records.grid import Grid, Section
 from perfexp.records.subject import one_line
-from perfexp.report.plots import drawing, forest, layer_plot, record_plots, sweep_plots
-from perfexp.report.plots.canvas import save
+from perfexp.report.plots import drawing, layer_plot, record_plots, sweep_plots
+from perfexp.report.plots.canvas import (
+    DARK,
+    caption_of,
+    columns,
+    legend,
+    matplotlib,
+    name_rows,
+    name_ticks,
+    save,
+    title_of,
+)
+from perfexp.report.plots.chart import GREY, Caption
 from perfexp.report.plots.roofline_table import grid
+from perfexp.roofline.kernel_names import cut
 from perfexp.roofline.placement import Roofline
 from perfexp.roofline.sentences import meaning
 
@@ -50,6 +66,19 @@ for (const head of document.querySelectorAll("th")) head.onclick = () => {
 };
 """
 
+#: Okabe and Ito's colors by verdict, each with its own marker.
+_STYLES = {
+    Verdict.BETTER: ("#009E73", "^"),
+    Verdict.WORSE: ("#D55E00", "v"),
+    Verdict.SAME: ("#0072B2", "s"),
+    Verdict.UNDECIDED: (DARK, "o"),
+    Verdict.NOT_COMPARABLE: (GREY, "x"),
+}
+#: Maximum pairs in a plot and characters of their names.
+_MOST_PAIRS, _LONGEST = 80, 60
+#: Heights of a row and of the surroundings, in inches.
+_ROW, _AROUND = 0.26, 1.6
+
 
 def of_run(analysis: Analysis, sections: Sequence[Section]) -> bytes:
     """Return a run's page: its results, with plots below the headline."""
@@ -70,11 +99,59 @@ def of_comparison(comparison: Comparison) -> bytes:
     for side in comparison.sides[1:]:
         title, grid, *others = comparison_table.of_side(comparison, side, has_kernels=True)
         parts += [*_section(*title), *_section(*grid)]
-        if figure := forest.compose(comparison, side):
+        if figure := ratio_plot(comparison, side):
             parts.append(_svg(figure))
         for section in others:
             parts += _section(*section)
     return _page(comparison_table.conclusion(comparison), parts)
+
+
+def ratio_plot(comparison: Comparison, side: SideFacts) -> Any:
+    """Return a matplotlib figure with a side's ratios and intervals; None without ratios.
+
+    A row is one figure at one point, in the order of the comparison's document. A ratio is the
+    side's figure over the baseline's, so that 1 means equal; the band around 1 is the margin.
+    """
+    with_ratio = [pair for pair in comparison.of_side(side.name) if pair.ratio is not None]
+    pairs = with_ratio[:_MOST_PAIRS]
+    margin = 1 + comparison.margin
+    if not pairs:
+        return None
+    figure, (axes,) = columns([_ROW * len(pairs)], _AROUND)
+    axes.axvspan(1 / margin, margin, color="#0072B2", alpha=0.12, linewidth=0)
+    axes.axvline(1, color="black", linewidth=1)
+    for position, pair in enumerate(pairs):
+        color, marker = _STYLES[pair.verdict]
+        if pair.low is not None and pair.high is not None:
+            axes.plot([pair.low, pair.high], [position] * 2, color=color, linewidth=1.5)
+        words = title_of(
+            pair.measure,
+            pair.point,
+            comparison_table.ratio_of(pair),
+            comparison_table.verdict_of(pair),
+            *pair.confounders,
+        )
+        face = "white" if pair.verdict is Verdict.UNDECIDED else color
+        look = {"linestyle": "none", "markerfacecolor": face, "label": pair.word, **words}
+        axes.plot([pair.ratio], [position], marker, color=color, **look)
+    labels = [cut(f"{pair.measure} · {pair.point}", _LONGEST) for pair in pairs]
+    name_rows(axes, labels, margin, f"{side.name}/{comparison.sides[0].name}")
+    axes.set_xscale("log")
+    axes.autoscale(axis="x")
+    low, high = axes.get_xlim()
+    if high > 10 * low:
+        name_ticks(axes.xaxis, matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+    else:
+        name_ticks(axes.xaxis, matplotlib.ticker.MaxNLocator(7))
+    legend(axes)
+    level = comparison_table.confidence(side.level)
+    about = f"ratios with their {level} intervals; the band is the margin"
+    if len(pairs) < len(with_ratio):
+        about += f"; {len(pairs)} of {len(with_ratio)}, the table has all"
+    caption_of(
+        figure, Caption(title=comparison_table.title(comparison, side), subtitle=about, footer="")
+    )
+    return figure
 
 
 def of_roofline(roofline: Roofline, svg: bytes) -> bytes:
@@ -100,6 +177,7 @@ def _results(
 
 
 def _section(title: str, content: Grid | Sequence[str]) -> Iterator[str]:
+    """Yield a section as HTML: its title unless empty, then a table or paragraphs."""
     if title:
         yield f"<h2>{text(title)}</h2>"
     if isinstance(content, Grid):
@@ -109,7 +187,7 @@ def _section(title: str, content: Grid | Sequence[str]) -> Iterator[str]:
 
 
 def _page(title: str, parts: Iterable[str]) -> bytes:
-    """Return HTML parts as a page; equal parts give equal bytes."""
+    """Return HTML parts as a page in UTF-8; equal parts give equal bytes."""
     phone = "<meta name=viewport content='width=device-width'>"
     head = f"<meta charset=utf-8>{phone}<title>{text(title)}</title><style>{_STYLE}</style>"
     body = f"<h1>{text(title)}</h1>{''.join(parts)}<script>{_SCRIPT}</script>"
@@ -118,18 +196,19 @@ def _page(title: str, parts: Iterable[str]) -> bytes:
 
 
 def table(grid: Grid, ids: Sequence[str] = ()) -> str:
-    """Return a table and its notes.
+    """Return a grid as an HTML table with its notes below it.
 
     Args:
-        ids: row identifiers that markers link to.
+        ids: identifiers of the rows, which markers in a plot link to.
     """
 
     def cells(tag: str, texts: Iterable[str]) -> str:
-        made = []
+        """Return texts as the cells of a row, with the tag `td` or `th`."""
+        parts = []
         for column, cell in zip(grid.columns, texts, strict=True):
             look = " class=prose" if column.prose else ""
-            made.append(f"<{tag}{look}>{text(cell)}</{tag}>")
-        return "".join(made)
+            parts.append(f"<{tag}{look}>{text(cell)}</{tag}>")
+        return "".join(parts)
 
     rows = ""
     for name, line in zip(ids or [""] * len(grid.lines), grid.lines, strict=True):
@@ -142,19 +221,21 @@ def table(grid: Grid, ids: Sequence[str] = ()) -> str:
 
 
 def text(words: str) -> str:
-    """Return a single line that HTML shows unchanged."""
+    """Return a text as a single line that HTML shows unchanged."""
     return html.escape(one_line(words))
 
 
 def _lines(lines: Iterable[str]) -> Iterator[str]:
+    """Yield lines as HTML paragraphs."""
     for line in lines:
         yield f"<p>{text(line)}</p>"
 
 
 def _svg(figure: Any) -> str:
+    """Return a matplotlib figure as SVG to embed in a page."""
     return _inline(save(figure, "svg"))
 
 
 def _inline(svg: bytes) -> str:
-    """Return a figure without its file header."""
+    """Return the content of an SVG file without its file header, to embed in a page."""
     return svg[svg.index(b"<svg") :].decode()

@@ -1,4 +1,8 @@
-"""A record's plot as data; `drawing` draws it."""
+"""A record's plot as data; `drawing` draws it.
+
+Points that differ in input size or batch size become lines over that number, otherwise all samples
+are shown. A line has a point for each row with its name, such as a precision.
+"""
 
 from __future__ import annotations
 
@@ -39,14 +43,16 @@ _PANELS = (
     ("peak memory", PEAK_MEMORY, "bytes", ""),
     ("energy per call", ENERGY, "joules", "energy"),
 )
-#: Predictions with their quantities, line names and points; and by quantity, with positions.
+#: Predictions: quantity (`time` or `energy`), line name, point, and value in SI units.
 _Predicted = Sequence[tuple[str, str, Key, Interval]]
+#: Predictions by quantity: line name, position on the horizontal axis, and value.
 _Bands = Mapping[str, Sequence[tuple[str, float, Interval]]]
 #: Line segments of a fitted curve.
 _CURVE_SEGMENTS = 60
-#: Maximum number of lines with latency behind them; share of the best rate at the knee; minimum
-#: number of batches for a knee.
-_MOST_WITH_LATENCY, _KNEE, _LEAST_BATCHES = 2, 0.9, 3
+#: Maximum number of lines with latency behind them.
+_MOST_WITH_LATENCY = 2
+#: Share of the best rate at the knee, and minimum number of batches for a knee.
+_KNEE, _LEAST_BATCHES = 0.9, 3
 
 
 class Placed(NamedTuple):
@@ -67,7 +73,8 @@ def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Stri
     """Return a record's plot; None if nothing was timed.
 
     It shows times, samples per second and memory against input size, or against batch size if only
-    that varies. If neither varies, it shows all samples of all times.
+    that varies. If neither varies, it shows all samples of all times. The run writes it as
+    time.png, and the HTML page embeds it.
 
     Args:
         forecasts: predictions from a sparse sweep, shown as bands instead of the scaling model.
@@ -100,7 +107,10 @@ def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Stri
 
 
 def axes_of(keys: Sequence[Key]) -> tuple[tuple[str, ...], str | None]:
-    """Return the varying fields, and the field for the horizontal axis, if any."""
+    """Return the varying fields, and the field for the horizontal axis, if any.
+
+    Plots of runs and sweeps choose lines or another kind of plot by it.
+    """
     fields = varying(keys)
     for name in NUMERIC:
         if name in fields:
@@ -114,17 +124,22 @@ def line_name(key: Key, fields: Sequence[str], axis: str) -> str:
 
 
 def _strips(timed: Sequence[Row], fields: Sequence[str]) -> Iterator[tuple[str, tuple[Taken, ...]]]:
+    """Yield each row's label and all its times with their samples.
+
+    Args:
+        fields: key fields that vary, for the labels.
+    """
     for row in timed:
         taken = []
         for name, time in row.times.items():
-            one = Taken(
+            taken_time = Taken(
                 name=time_title(name),
                 meaning=TIMES[name].caption,
                 series=row.series[name],
                 time=time,
                 text=median_text(row) if name == row.time_kind else interval_text(time.median),
             )
-            taken.append(one)
+            taken.append(taken_time)
         yield label(row.key, fields), tuple(taken)
 
 
@@ -134,14 +149,15 @@ def _predicted(
     fields: Sequence[str],
     axis: str,
 ) -> _Predicted:
-    found = []
+    """Return interpolated values of forecasts; measured ones are in the rows already."""
+    predictions = []
     for forecast in forecasts:
         curve = forecast.curve
         for point in forecast.points:
             if point.source == INTERPOLATED and point.value is not None:
                 key = key_of(point.pair, curve.phase, named[0][1].key.precision)
-                found.append((curve.quantity, line_name(key, fields, axis), key, point.value))
-    return found
+                predictions.append((curve.quantity, line_name(key, fields, axis), key, point.value))
+    return predictions
 
 
 def chart_of(
@@ -156,7 +172,9 @@ def chart_of(
 
     Args:
         named: rows with their lines' names.
+        axis: key field for the horizontal axis, `input_size` or `batch_size`.
         fitted: whether times over input sizes have a scaling model.
+        predicted: predictions to draw as bands.
     """
     is_batch = axis == "batch_size"
     keys = [row.key for _, row in named]
@@ -175,7 +193,7 @@ def chart_of(
         if row.time:
             by_phase.setdefault(row.key.phase, []).append(one)
     panels = list[Panel]()
-    for phase, own in by_phase.items():
+    for phase, phase_points in by_phase.items():
         bands: dict[str, list[tuple[str, float, Interval]]] = {}
         for quantity, name, key, y in predicted:
             if key.phase == phase:
@@ -183,7 +201,7 @@ def chart_of(
         prefix = ""
         if len(by_phase) > 1:
             prefix = f"{phase}: "
-        for panel in _panels(own, bands, axis, fitted=fitted):
+        for panel in _panels(phase_points, bands, axis, fitted=fitted):
             panels.append(replace(panel, title=prefix + panel.title))
     return Chart(
         caption=caption,
@@ -208,17 +226,26 @@ def _scale(keys: Iterable[Key], axis: str) -> tuple[str, Callable[[Key], float]]
 
 
 def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool) -> Iterator[Panel]:
-    """Yield the panels of a phase's timed points."""
+    """Yield the panels of a phase's timed points: each kind of time, throughput, memory, energy.
+
+    Args:
+        bands: predictions by quantity.
+        axis: key field for the horizontal axis.
+        fitted: whether times over input sizes have a scaling model.
+    """
     by_kind: dict[str, list[Placed]] = {}
     for one in placed:
         if one.row and one.row.time_kind:
             by_kind.setdefault(one.row.time_kind, []).append(one)
-    for kind, own in by_kind.items():
-        lines = lines_of(own, partial(_median, kind), bands.get("time", ()), is_judged=True)
-        curves = _curves(own) if fitted and axis == "input_size" else ()
+    for kind, kind_points in by_kind.items():
+        lines = lines_of(kind_points, partial(_median, kind), bands.get("time", ()), is_judged=True)
+        curves = _curves(kind_points) if fitted and axis == "input_size" else ()
         title = f"{time_title(kind)} per call"
         yield Panel(
-            title=title, lines=_with_latency(own, lines, kind), unit="seconds", curves=curves
+            title=title,
+            lines=_with_latency(kind_points, lines, kind),
+            unit="seconds",
+            curves=curves,
         )
     lines = lines_of(placed, lambda row: row.samples_per_second)
     marks = _knee(lines[0]) if axis == "batch_size" and len(lines) == 1 else {}
@@ -233,7 +260,10 @@ def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool)
 def _with_latency(
     placed: Sequence[Placed], lines: tuple[ChartLine, ...], kind: str
 ) -> tuple[ChartLine, ...]:
-    """Add latencies behind device times."""
+    """Return a panel's lines with latencies behind device times; unchanged for other kinds.
+
+    A caller waits longer than the device works, so a panel shows both.
+    """
     if kind not in DEVICE_TIMES or len(lines) > _MOST_WITH_LATENCY:
         return lines
     latencies = lines_of(placed, partial(_median, "latency"))
@@ -250,7 +280,7 @@ def _with_latency(
 
 
 def _knee(rates: ChartLine) -> dict[float, str]:
-    """Return the smallest batch that keeps the rate near its best, with a text.
+    """Return a mark at the smallest batch that keeps the rate near its best, with its text.
 
     The last batch is returned, as still rising, if only it is near. Empty if the rate falls in
     between, or if intervals are too wide to tell.
@@ -286,6 +316,7 @@ def _median(kind: str, row: Row) -> Interval | None:
 
 
 def _metric(name: str, row: Row) -> Interval | None:
+    """Return a row's metric with its interval; None without a value."""
     return interval_of(row.metric(name))
 
 
@@ -294,15 +325,16 @@ def _curves(placed: Sequence[Placed]) -> tuple[FittedCurve, ...]:
 
     Sizes are sides if all are squares.
     """
-    where, rows = dict[Key, float](), list[Row]()
+    positions, rows = dict[Key, float](), list[Row]()
     for one in placed:
         if one.row:
-            where[one.row.key] = one.x
+            positions[one.row.key] = one.x
             rows.append(one.row)
     models = [scaling for scaling in scalings(rows) if not scaling.doubt]
     curves = list[FittedCurve]()
     for scaling in models:
-        start, end = where[scaling.keys[0]], where[scaling.keys[-1]]
+        start, end = positions[scaling.keys[0]], positions[scaling.keys[-1]]
+        # the model is over pixels; positions are sides unless the axis shows pixels itself
         power = 2
         if end == scaling.key.pixels:
             power = 1
@@ -316,7 +348,10 @@ def _curves(placed: Sequence[Placed]) -> tuple[FittedCurve, ...]:
 
 
 def gaps_of(placed: Sequence[Placed]) -> dict[float, str]:
-    """Return the status of failed points by position, with the line name if there are several."""
+    """Return the status of failed points by position, with the line name if there are several.
+
+    Charts mark these positions with a cross.
+    """
     has_names = len({one.name for one in placed}) > 1
     failures: dict[float, list[str]] = {}
     for one in placed:
@@ -337,25 +372,27 @@ def lines_of(
     metric: str = "",
     is_judged: bool = False,
 ) -> tuple[ChartLine, ...]:
-    """Return a line with its own color for each name.
+    """Return a line with its own color for each name, without names that have no value.
+
+    Each panel of a chart has its own lines.
 
     Args:
-        value: a row's value.
+        value: returns a row's value, or None without one.
         predicted: line names with predicted points.
         metric: name of the metric, which may be estimated.
         is_judged: whether to ring odd sizes.
     """
     by_name: dict[str, list[tuple[float, Row]]] = {}
     for one in placed:
-        own = by_name.setdefault(one.name, [])
+        points_of_line = by_name.setdefault(one.name, [])
         if one.row:
-            own.append((one.x, one.row))
+            points_of_line.append((one.x, one.row))
     lines = []
-    for color, (name, own) in enumerate(by_name.items()):
-        own.sort(key=lambda point: point[0])
-        odd = odd_sizes([row for _, row in own]) if is_judged else {}
+    for color, (name, points_of_line) in enumerate(by_name.items()):
+        points_of_line.sort(key=lambda point: point[0])
+        odd = odd_sizes([row for _, row in points_of_line]) if is_judged else {}
         points, rings = list[tuple[float, Interval, str]](), dict[float, str]()
-        for x, row in own:
+        for x, row in points_of_line:
             if y := value(row):
                 points.append((x, y, _rough(row, y, metric)))
             if row.key in odd:
@@ -373,7 +410,7 @@ def lines_of(
 
 def _rough(row: Row, value: Interval, metric: str) -> str:
     """Return why a value's marker is hollow; empty if it is not."""
-    if (found := row.metric(metric)) and found.estimated:
+    if (own_metric := row.metric(metric)) and own_metric.estimated:
         return "estimated"
     if value.low is None and metric != PEAK_MEMORY:  # a memory peak has no interval
         return "no interval"
@@ -381,6 +418,7 @@ def _rough(row: Row, value: Interval, metric: str) -> str:
 
 
 def _odd_text(key: Key, odd: Odd) -> str:
+    """Return the text at a ring: `224: +35 % against the fit`, or against another size."""
     sign = "−"
     if odd.ratio > 1:
         sign = "+"
@@ -391,7 +429,10 @@ def _odd_text(key: Key, odd: Odd) -> str:
 
 
 def subtitle(table: Sequence[Row], device: str | None) -> str:
-    """Return the kinds of values, the scope for intervals, and the device."""
+    """Return the kinds of values, the scope for intervals, and the device.
+
+    Plots of runs and sweeps have it below their title.
+    """
     kinds = ", ".join(dict.fromkeys(time_title(row.time_kind) for row in table if row.time_kind))
     interval = "interval"
     if scope := wording.scope(table):
@@ -403,7 +444,10 @@ def subtitle(table: Sequence[Row], device: str | None) -> str:
 def footer(
     table: Sequence[Row], records: Sequence[Record], of_sweep: Iterable[Diagnostic] = ()
 ) -> str:
-    """Return the codes of errors and warnings in records, rows and a sweep."""
+    """Return the codes of errors and warnings in records, rows and a sweep; empty without any.
+
+    Plots of runs and sweeps show it below the axes.
+    """
     raised = list[Diagnostic]()
     for record in records:
         raised += record.doubts

@@ -1,4 +1,8 @@
-"""Files of a roofline, from ncu's counters, or from layers if ncu could not count."""
+"""Roofline files: PNG, SVG, HTML page and CSV, from ncu's counters or from layer times.
+
+A roofline (`perfexp.roofline`) places kernels or layers below the ceilings of a device. `perfexp
+roofline` writes these files, and so does a run with `profiler=ncu` when it ends.
+"""
 
 from __future__ import annotations
 
@@ -24,25 +28,31 @@ if TYPE_CHECKING:
 
 
 def to_csv(roofline: Roofline) -> bytes:
-    """Return total, ranges, parts and launches as CSV, a line each."""
+    """Return a roofline as CSV: a line for its total, each range, each part and each launch."""
     return csv_tables.to_csv(roofline_table.lines(roofline))
 
 
 def files(stem: Path) -> dict[str, Path]:
-    """Return file paths by kind, from a path without suffix."""
+    """Return the paths of a roofline's files by kind (`png`, …), from a path without suffix."""
     kinds = ("png", "svg", "html", "csv")
     return {kind: stem.with_name(f"{stem.name}.{kind}") for kind in kinds}
 
 
 def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
-    """Return the rooflines of a record's phases by file name without suffix."""
+    """Return the rooflines of a record's phases by file name without suffix.
+
+    With several phases, the name ends with the phase.
+    """
     if len(layers) == 1:
         return {"roofline": next(iter(layers.values()))}
     return {f"roofline_{phase}": one for phase, one in layers.items()}
 
 
 def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
-    """Write a roofline's files to paths by kind, and return the paths; raises `OSError`."""
+    """Write a roofline's files to paths by kind, and return the paths; raises `OSError`.
+
+    `perfexp roofline` calls it, and a run under ncu when it ends.
+    """
     from perfexp.report.plots import canvas, pages, roofline_plot  # matplotlib imports slowly
 
     figure = roofline_plot.compose(roofline)
@@ -58,9 +68,16 @@ def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
 
 
 def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile]) -> None:
-    """Write the rooflines of a run under ncu.
+    """Write the rooflines of a run under ncu when the run ends; nothing for other profilers.
 
-    Its profile gets their names, or a diagnostic. Raises `OSError`.
+    The facts about its profile get the file names, or its point a diagnostic why there is no
+    roofline.
+
+    Args:
+        sheets: data sheets of GPUs, for the ceilings.
+
+    Raises:
+        OSError: a file cannot be written.
     """
     for point, _ in profile_summary.profiles(record):
         facts = point.facts["profile"]
@@ -87,7 +104,7 @@ def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile
 
 
 def _advice(record: Record, point: Point, sheets: Mapping[str, GpuFile]) -> str:
-    """Return the remedy for missing layers, counters or peaks."""
+    """Return what the user can do if layers, counters or peaks are missing for a roofline."""
     if point.status is not Status.OK and not _has_layers(record):
         again = "repeat the command with probes.layers=true in another output_dir"
         return f"{again} to draw it from layers"
@@ -99,12 +116,19 @@ def _advice(record: Record, point: Point, sheets: Mapping[str, GpuFile]) -> str:
 
 
 def _has_layers(record: Record) -> bool:
+    """Return whether the run profiled layers, which can replace ncu's counters."""
     return any(is_layers(point.key) for point in record.points)
 
 
 def _rooflines(
     record: Record, point: Point, paths: RunPaths, sheets: Mapping[str, GpuFile]
 ) -> Iterator[tuple[str, Roofline]]:
+    """Yield file names without suffix and rooflines: from a profile's CSVs, or from layers.
+
+    Raises:
+        ProfilerFailed: a CSV cannot be read.
+        UserError: no roofline can be drawn, for example without peaks.
+    """
     if point.status is not Status.OK:
         yield from stems(of_record(record, sheets=sheets)).items()
         return
@@ -117,4 +141,5 @@ def _rooflines(
 
 
 def _peaks(record: Record, sheets: Mapping[str, GpuFile]) -> Peaks:
+    """Return a device's peaks: those in the plan first, then its data sheet's."""
     return of_plan(record.plan).or_else(matching(device_of(record)[0], sheets))

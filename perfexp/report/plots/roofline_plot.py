@@ -1,4 +1,9 @@
-"""Roofline plot with matplotlib: a log-log plane with ceilings and numbered work below them."""
+"""Roofline plot with matplotlib: a log-log plane with ceilings and numbered work below them.
+
+The horizontal axis is arithmetic intensity, FLOP per byte of DRAM, the vertical axis FLOP/s. A row
+is the total, an NVTX range, or a part (kernel or layer). Compute ceilings are level; memory
+ceilings slope, since FLOP/s = intensity × bytes/s. They meet at the ridge.
+"""
 
 from __future__ import annotations
 
@@ -40,15 +45,16 @@ _PART = {"marker": "o", "markeredgecolor": "white", "markeredgewidth": 0.8, "alp
 _RANGE = {"marker": "D", "markerfacecolor": "white", "markeredgecolor": "black"}
 _TOTAL = {"marker": "*", "color": "black", "markeredgecolor": "white"}
 _BY_L2 = {"marker": "o", "markersize": 5, "markerfacecolor": "white", "markevery": [0]}
-#: Area of a marker in square points: of a part without time, on top of it for all of the time, and
-#: of other rows.
+#: Area of a part's marker in square points: without time, and added for all of the time.
 _MIN_AREA, _FULL_AREA = 28, 2400
+#: Area of the markers of other rows, by level.
 _AREAS = {"range": 60, "total": 190}
 #: Maximum number of parts and ranges with a number, and the minimum time share for a number.
 _MAX_NUMBERED, _MAX_RANGES, _WORTH_A_NUMBER = 5, 3, 0.01
-#: Maximum characters of a legend name and a legend line; height of a number and width of its
-#: characters, in points.
-_NAME_LENGTH, _LEGEND_WIDTH, _HIGH, _WIDE = 34, 50, 11, 7.5
+#: Maximum characters of a legend name and a legend line.
+_NAME_LENGTH, _LEGEND_WIDTH = 34, 50
+#: Height of a number and width of its characters, in points.
+_HIGH, _WIDE = 11, 7.5
 #: Data types with a ceiling only if something was computed in them.
 _RARE = ("fp64", "fp64_vector", "fp8", "half")
 #: Factors around the drawn points, and between the highest and the lowest point.
@@ -61,7 +67,11 @@ _AXES = (0.078, 0.125, 0.597, 0.765)
 
 
 def compose(roofline: Roofline) -> Any:
-    """Return the figure, 1200 × 800 pixels."""
+    """Return a roofline as a matplotlib figure, 1200 × 800 pixels.
+
+    Parts that take at least 1 % of the time have a mark at their L2 intensity, too, and the longest
+    rows a number, which the legend explains.
+    """
     figure = new_figure(8)
     axes = figure.add_axes(_AXES)
     parts, total = _slowest(roofline.parts), roofline.total
@@ -94,12 +104,16 @@ def compose(roofline: Roofline) -> Any:
 
 
 def _slowest(rows: Iterable[RooflineRow]) -> list[RooflineRow]:
-    """The rows with a place, the slowest first."""
+    """Return the rows that have a place in the plane, by time, longest first."""
     return sorted((row for row in rows if row.has_place), key=lambda row: -row.time_share)
 
 
 def _scales(axes: Any, roofline: Roofline) -> None:
-    """Scale the axes to all rows, and to the ceilings in use with their ridges."""
+    """Scale the axes to all rows, and to the ceilings in use with their ridges.
+
+    Rows far below the others are moved to the edge, so that one tiny kernel does not stretch the
+    plot.
+    """
     peaks, rows = roofline.peaks, (*roofline.parts, *roofline.ranges, roofline.total)
     used = [height for _, height, is_used in _levels(roofline) if is_used]
     x, y = list[float](), [*used, used[-1] / 10]
@@ -134,6 +148,11 @@ def _ceilings(axes: Any, roofline: Roofline) -> None:
     memory, highest = peaks.dram_bytes_per_second or 1.0, levels[0][1]
 
     def ends(rate: float, unit: str) -> list[tuple[float, float]]:
+        """Return the two ends of a ceiling, in FLOP per byte and FLOP/s.
+
+        A compute ceiling runs from the ridge to the right edge, a memory ceiling from the left edge
+        up to the highest compute ceiling.
+        """
         if unit == "FLOP/s":
             return [(rate / memory, rate), (right, rate)]
         start = max(left, bottom / rate)
@@ -160,7 +179,10 @@ def _ceilings(axes: Any, roofline: Roofline) -> None:
 
 
 def _levels(roofline: Roofline) -> list[tuple[str, float, bool]]:
-    """Names, heights and use of the compute ceilings, the highest first; equal ones are merged."""
+    """Return the compute ceilings, highest first: name, FLOP/s, and whether any work uses it.
+
+    Equal ceilings are merged. Rare data types are left out unless they are used.
+    """
     peaks = roofline.peaks
     ceilings = []
     for row in (roofline.total, *roofline.parts):
@@ -185,11 +207,16 @@ def _levels(roofline: Roofline) -> list[tuple[str, float, bool]]:
 
 
 def _is_equal(one: float, other: float | None) -> bool:
+    """Return whether two ceilings are equal within the tolerance; never with an unknown one."""
     return other is not None and abs(one - other) <= _EQUAL * other
 
 
 def _ceiling(axes: Any, name: str, ends: Any, look: dict[str, Any]) -> None:
-    """Draw a line with its name above it, at the right end if it is level, else at its start."""
+    """Draw a ceiling with its name above it, at the right end if level, otherwise at its start.
+
+    Args:
+        ends: two positions in FLOP per byte and FLOP/s.
+    """
     axes.plot(*zip(*ends, strict=True), zorder=2, **look)
     (x0, y0), (x1, y1) = axes.transData.transform(ends)
     angle = math.degrees(math.atan2(y1 - y0, x1 - x0))
@@ -202,7 +229,7 @@ def _ceiling(axes: Any, name: str, ends: Any, look: dict[str, Any]) -> None:
 
 
 def _place(axes: Any, row: RooflineRow) -> tuple[float, float]:
-    """Return a row's position, moved to the edge of the axes if it lies outside."""
+    """Return a row's intensity and FLOP/s, moved to the edge of the axes if it lies outside."""
     (left, _), (bottom, _) = axes.get_xlim(), axes.get_ylim()
     return max(row.load.intensity or 0.0, left), max(row.load.flops_per_second or 0.0, bottom)
 
@@ -251,9 +278,9 @@ def _legend(axes: Any, roofline: Roofline, rows: Sequence[RooflineRow]) -> None:
     Each color also shows its time share.
     """
     for limit, color in _COLORS.items():
-        own = [row.time_share for row in roofline.parts if row.limit is limit]
-        if own or limit not in (Limit.cached, Limit.unclear):
-            words = f"{roofline.noun} {limit.value}: {sum(own):.0%} of the time"
+        time_shares = [row.time_share for row in roofline.parts if row.limit is limit]
+        if time_shares or limit not in (Limit.cached, Limit.unclear):
+            words = f"{roofline.noun} {limit.value}: {sum(time_shares):.0%} of the time"
             axes.plot([], [], "o", color=color, alpha=0.7, label=words)
     for row in rows:
         name = row.label
@@ -275,7 +302,10 @@ def _short(note: str) -> str:
 
 
 def caption(roofline: Roofline) -> Caption:
-    """Return title, peak sources and short caveats."""
+    """Return the text around the plot: title, number of parts, peak sources and short caveats.
+
+    The footer names diagnostics by code; console and CSV have their full texts.
+    """
     launches, parts = roofline.total.load.launches, len(roofline.parts)
     noun = roofline.noun if parts > 1 else roofline.noun[:-1]
     subtitle = f"{parts} {noun}"

@@ -1,4 +1,8 @@
-"""Roofline rows as CSV lines and as text for console and page."""
+"""Roofline rows as CSV lines and as text for console and page.
+
+A row is the total, an NVTX range, a part (kernel or layer), or a single launch. Its load is the
+work, bytes and time; shares are relative to the device's ceilings.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,10 @@ _NAME_LENGTH = 44
 
 
 def lines(roofline: Roofline) -> list[Line]:
-    """Return total, ranges, parts and launches in full precision, with units in column names."""
+    """Return total, ranges, parts and launches in full precision, with units in column names.
+
+    They are the CSV file of a roofline and the JSON of `perfexp roofline --json`.
+    """
     kinds, ceilings = set[str](), set[str]()
     for row in (roofline.total, *roofline.parts):
         kinds.update(row.load.flops or ())
@@ -34,6 +41,12 @@ def lines(roofline: Roofline) -> list[Line]:
 def _line(
     roofline: Roofline, row: RooflineRow, kinds: Sequence[str], ceilings: Sequence[str]
 ) -> Line:
+    """Return a row's CSV cells, in SI units and percent.
+
+    Args:
+        kinds: kinds of FLOPs, each with a column.
+        ceilings: names of ceilings, each with a column.
+    """
     load = row.load
     line: Line = {
         "level": row.level,
@@ -69,13 +82,14 @@ def _line(
 
 
 def _percent(share: float | None) -> float | None:
+    """Return a share in percent; None for None."""
     if share is None:
         return None
     return 100 * share
 
 
 def console_grid(roofline: Roofline) -> Grid:
-    """Return the total, the first ranges and the slowest parts."""
+    """Return the console's table: the total, the first ranges and the slowest parts."""
     rows = [roofline.total, *roofline.ranges[:_MAX_RANGES], *roofline.parts[:_MAX_PARTS]]
     notes = []
     if left := roofline.parts[_MAX_PARTS:]:
@@ -92,7 +106,12 @@ def grid(
     *,
     name_length: int = 10_000,
 ) -> Grid:
-    """Return roofline rows as text; `≈` marks estimates."""
+    """Return roofline rows as a table of texts; `≈` marks estimates.
+
+    Args:
+        notes: lines below the table.
+        name_length: maximum characters of a name.
+    """
     numbers, names = list[str](), list[str]()
     figures: dict[str, list[str]] = {}
     for row in rows:
@@ -111,7 +130,10 @@ def grid(
 
 
 def figures_of(roofline: Roofline, row: RooflineRow) -> dict[str, str]:
-    """Return a row's values as text, by column title."""
+    """Return a row's values as text, by column title.
+
+    Tables show them in columns, and the plot in tooltips.
+    """
     load, is_work, is_moved = row.load, row.flops_are_estimated, row.bytes_are_estimated
     return {
         "rows" if roofline.analytic else "launches": str(load.launches),
@@ -137,6 +159,7 @@ def _limit(row: RooflineRow) -> str:
 
 
 def _word(value: float | None, text: Callable[[float], str], is_estimated: bool) -> str:
+    """Return a value as text, with `≈` if it is estimated; `–` if it is unknown."""
     if value is None:
         return "–"
     if is_estimated:

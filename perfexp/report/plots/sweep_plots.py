@@ -1,4 +1,8 @@
-"""A sweep's plot as data; `drawing` draws it."""
+"""A sweep's plot as data; `drawing` draws it.
+
+Runs that differ in input size, batch size or device count become lines over that number; any other
+runs, such as models, become bars. A row is one point of a run.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,7 @@ from perfexp.records import units, wording
 from perfexp.records.analysis import SweepAnalysis
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.quantities import time_title
-from perfexp.records.record import Key, Record
+from perfexp.records.record import Key
 from perfexp.records.rows import Row
 from perfexp.records.subject import MODEL_AXES, constant, label, one_line
 from perfexp.records.summary import TIME_KINDS
@@ -79,7 +83,7 @@ class _PlottedRun(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Return the run's time for sorting bars; infinite without a time."""
+        """Return the run's median time, by which bars are sorted; infinite without a time."""
         if self.row and self.row.time:
             return self.row.time.median.value
         return float("inf")
@@ -96,7 +100,8 @@ class _PlottedRun(NamedTuple):
 def plot(whole: SweepAnalysis) -> Chart | Bars | None:
     """Return a sweep's plot; None if nothing was timed.
 
-    It has lines over sizes, batches or device counts, otherwise bars.
+    It has lines over sizes, batches or device counts, otherwise bars. The sweep writes it as
+    sweep.png, and the HTML page embeds it.
     """
     runs = list[_PlottedRun]()
     for child, analysis in whole.runs:
@@ -106,12 +111,9 @@ def plot(whole: SweepAnalysis) -> Chart | Bars | None:
     table = [run.row for run in runs if run.row]
     if not any(row.time for row in table):
         return None
-    records, devices = list[Record](), dict[str, None]()
-    for one in whole.analyses:
-        records.append(one.record)
-        if one.about.device:
-            devices[one.about.device] = None
-    device = ", ".join(devices)
+    records = [analysis.record for analysis in whole.analyses]
+    devices = filter(None, [analysis.about.device for analysis in whole.analyses])
+    device = ", ".join(dict.fromkeys(devices))
     keys = [row.key for row in table]
     same = label(keys[0], constant(keys))
     words = (one_line(whole.sweep.name), same, units.counted(len(whole.runs), "run"))
@@ -165,8 +167,8 @@ def _over_devices(caption: Caption, runs: Sequence[_PlottedRun], fields: Sequenc
         if run.row:
             by_phase.setdefault(run.phase, []).append(one)
     panels = list[Panel]()
-    for phase, own in by_phase.items():
-        lines = lines_of(own, lambda row: row.samples_per_second)
+    for phase, phase_points in by_phase.items():
+        lines = lines_of(phase_points, lambda row: row.samples_per_second)
         curves = tuple(_in_proportion(line) for line in lines if len(line.x) > 1)
         prefix = f"{phase}: " if len(by_phase) > 1 else ""
         if lines:
@@ -181,6 +183,7 @@ def _over_devices(caption: Caption, runs: Sequence[_PlottedRun], fields: Sequenc
 
 
 def _in_proportion(line: ChartLine) -> FittedCurve:
+    """Return rates proportional to the device count, from a line's first point."""
     x = numpy.geomspace(line.x[0], line.x[-1], _SEGMENTS + 1)
     y = line.y[0].value * x / line.x[0]
     return FittedCurve(
@@ -191,23 +194,27 @@ def _in_proportion(line: ChartLine) -> FittedCurve:
 def _by_one_time(runs: Sequence[_PlottedRun]) -> list[_PlottedRun]:
     """Return the rows with the same kind of time within a phase, if all rows have one.
 
-    The first kind that all have is chosen. Otherwise the rows are unchanged.
+    Otherwise a bar of device time would stand beside a bar of latency. The first kind that all have
+    is chosen; without one the rows are unchanged.
     """
     kinds: dict[str, list[str]] = {}
     for run in runs:
         if run.row and run.kind:
             common = kinds.get(run.phase, TIME_KINDS)
             kinds[run.phase] = [kind for kind in common if kind in run.row.times]
-    made = []
+    alike = []
     for run in runs:
         if run.row and run.kind and kinds[run.phase]:
             run = run._replace(row=replace(run.row, time_kind=kinds[run.phase][0]))
-        made.append(run)
-    return made
+        alike.append(run)
+    return alike
 
 
 def _facets(runs: Sequence[_PlottedRun]) -> Iterator[Facet]:
-    """Yield a facet per phase and kind of time. A run without a record is in each."""
+    """Yield a facet per phase and kind of time. A run without a record is in each.
+
+    Times of different kinds, such as latency and device time, have axes of their own.
+    """
     places = list(dict.fromkeys((run.phase, run.kind) for run in runs if run.kind))
     first_kinds = dict(reversed(places))
     for phase, kind in places:
@@ -243,6 +250,11 @@ def _groups(runs: Sequence[_PlottedRun]) -> dict[str, tuple[Bar, ...]]:
 
 
 def _bar(run: _PlottedRun, left_out: Sequence[str]) -> Bar:
+    """Return a run's bar: median, ratio to the baseline, or the reason why it has no time.
+
+    Args:
+        left_out: sweep axes that the name leaves out, because the group's name shows them.
+    """
     name = " · ".join(_axis_texts(run.child.axes, left_out)) or one_line(run.child.name)
     if run.row is None or run.row.time is None:
         ended = run.row or run.child
@@ -264,7 +276,10 @@ def _bar(run: _PlottedRun, left_out: Sequence[str]) -> Bar:
 
 
 def _meaning(ratios: Sequence[TimeRatio]) -> str:
-    """Return the meaning of ratios at bar ends, and of a leading `≈`; empty without any."""
+    """Return the meaning of ratios at bar ends, and of a leading `≈`; empty without any.
+
+    The plot's subtitle ends with it.
+    """
     if not ratios:
         return ""
     verdicts = {ratio.verdict for ratio in ratios}
@@ -287,7 +302,13 @@ def _latency(run: _PlottedRun) -> Interval | None:
 
 
 def _label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str) -> str:
-    """Return the values of other axes, then other differences of a point except its phase."""
+    """Return a point's line name: values of other sweep axes, then other varying key fields.
+
+    Args:
+        axes: the run's sweep axes with their values.
+        fields: key fields that vary over all points.
+        axis: key field for the horizontal axis.
+    """
     shown = set(axes) - set(NUMERIC)
     rest = [name for name in fields if name not in (axis, "phase", *shown)]
     words = [*_axis_texts(axes, (*NUMERIC, "mode")), label(key, rest)]

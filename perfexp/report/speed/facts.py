@@ -18,7 +18,7 @@ from typing import Any
 #: Largest plausible batch size and number of GPUs.
 LARGEST = 1_000_000
 _LONGEST_STATEMENT = 200_000
-#: Settings that contain facts.
+#: Settings of a configuration that contain facts.
 _WANTED = {
     "data",
     "train_dataloader",
@@ -43,10 +43,13 @@ _SCHEDULE = re.compile(r"lr[\d.]+|\d+x(?:b?\d+)?(?:-.*)?|\d+[ke](?:-.*)?")
 
 @dataclass(kw_only=True)
 class Facts:
-    """Facts about a training before it begins; None for unknown facts.
+    """Facts about a training that its steps do not show; None for unknown facts.
 
     Attributes:
-        batch_size: images per GPU.
+        model: model name.
+        batch_size: images per GPU and step.
+        num_gpus: number of GPUs that trained together.
+        precision: precision name, for example `amp_fp16`.
     """
 
     model: str | None = None
@@ -55,14 +58,23 @@ class Facts:
     precision: str | None = None
 
     def or_else(self, other: Facts) -> Facts:
-        """Return these facts, with unknown facts taken from others about the same training."""
-        known = {name: value for name, value in asdict(self).items() if value is not None}
-        return replace(other, **known)
+        """Return these facts, with unknown facts taken from others about the same training.
+
+        Facts from the command line come first, then the log's, then those of neighboring files.
+        """
+        own_facts = {name: value for name, value in asdict(self).items() if value is not None}
+        return replace(other, **own_facts)
 
 
 @dataclass(kw_only=True)
 class Head:
-    """Collects facts from log lines: the configuration text and separately logged facts."""
+    """Collects facts from log lines: the configuration text and separately logged facts.
+
+    Attributes:
+        config: text of the configuration, Python code.
+        experiment: experiment name.
+        distributed: whether a launcher started several processes; None if unknown.
+    """
 
     config: str = ""
     experiment: str | None = None
@@ -70,7 +82,7 @@ class Head:
     distributed: bool | None = None
 
     def take(self, text: str) -> None:
-        """Add a log line, as returned by `plain`."""
+        """Add a log line, as returned by `training_log.plain`; most lines contain no fact."""
         if match := _GPUS.search(text):
             self.num_gpus = _count(int(match[1]))
         elif match := _DISTRIBUTED.search(text):
@@ -96,6 +108,10 @@ class Head:
 
 
 def _statements(text: str) -> dict[str, Any]:
+    """Return the values of `_WANTED` settings in a configuration; unreadable ones are left out.
+
+    The configuration is Python code; it is parsed statement by statement, never run.
+    """
     settings = {}
     for statement in _STATEMENT.split(text):
         name = _NAME.match(statement)
@@ -109,6 +125,10 @@ def _statements(text: str) -> dict[str, Any]:
 
 
 def _value(node: ast.expr) -> Any:
+    """Return the value of a parsed expression without running it; None for anything but literals.
+
+    `dict(…)` and `range(…)` count as literals.
+    """
     match node:
         case ast.Constant(value=value):
             return value
@@ -136,6 +156,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def _get(config: Mapping[str, Any], *names: str) -> Any:
+    """Return a value in nested dictionaries; None if there is none."""
     value: Any = config
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
@@ -143,7 +164,7 @@ def _get(config: Mapping[str, Any], *names: str) -> Any:
 
 
 def _batch_size(config: Mapping[str, Any]) -> int | None:
-    """Return the images per GPU.
+    """Return the images per GPU and step; None if the configuration does not say.
 
     The setting is `batch_size` in mmengine, `samples_per_gpu` in mmcv, `imgs_per_gpu` in mmcv 0.x.
     """
@@ -157,7 +178,7 @@ def _batch_size(config: Mapping[str, Any]) -> int | None:
 
 
 def _num_gpus(config: Mapping[str, Any], distributed: bool | None) -> int | None:
-    """Return the number of GPUs in the configuration.
+    """Return the number of GPUs in the configuration; None if unknown.
 
     mmcv's `gpu_ids` counts processes only without a launcher. With a launcher, earlier versions
     write `range(0, 1)` for any number of GPUs, so the number is unknown.
@@ -199,7 +220,7 @@ def _precision(config: Mapping[str, Any], text: str) -> str | None:
 
 
 def _model(experiment: str | None, work_dir: object) -> str | None:
-    """Return the model: the part of the configuration's name before schedule and data.
+    """Return the model: the part of the configuration's name before schedule and data, or None.
 
     An experiment is named after its configuration file. A folder may have any name, so it counts
     only if it has a schedule, as in folders created by the tools.
@@ -218,11 +239,13 @@ def _model(experiment: str | None, work_dir: object) -> str | None:
 
 
 def _before_schedule(name: str) -> str:
+    """Return a configuration's name before its schedule: `fcn_r50` for `fcn_r50_4xb2-40k_voc`."""
     parts = itertools.takewhile(lambda part: not _SCHEDULE.fullmatch(part), name.split("_"))
     return "_".join(parts)
 
 
 def _count(value: object) -> int | None:
+    """Return a plausible batch size or number of GPUs; None for anything else."""
     if type(value) is int and 1 <= value <= LARGEST:
         return value
     return None

@@ -1,4 +1,7 @@
-"""Writing of speed files without overwriting other files."""
+"""Placing: writing of speed files without overwriting other files.
+
+A speed file may replace an earlier speed file with its name, but no other file.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,13 @@ _LARGEST_BYTES = 100_000
 
 
 def put(speed: Speed, folder: Path, *, remedy: str) -> Path:
-    """Write a speed file, replacing an earlier file with its name, and return its path.
+    """Write a speed file, replacing an earlier speed file with its name, and return its path.
 
-    The folder's manifest lists the file. Raises `UserError`, with a remedy, if another file is in
+    If the folder is a run's, its manifest lists the file. Raises `UserError` if another file is in
     its place or the folder is not writable.
+
+    Args:
+        remedy: sentence that ends the error message: what the user can do.
     """
     path = folder / speed.file_name
     refuse_foreign(path, remedy)
@@ -36,13 +42,13 @@ def put(speed: Speed, folder: Path, *, remedy: str) -> Path:
 
 
 def refuse_foreign(path: Path, remedy: str) -> None:
-    """Raise `UserError`, with a remedy, if anything but a speed file is at a path."""
+    """Raise `UserError`, which ends with the remedy, if anything but a speed file is at a path."""
     if (path.exists() or path.is_symlink()) and whose(path) is None:
         raise UserError(f"{path} can't be written: the file there is not a speed file. {remedy}")
 
 
 def whose(path: Path) -> str | None:
-    """Return the log that a speed file describes; None if it is not a speed file."""
+    """Return the path of the log that a speed file describes; None if it is not a speed file."""
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST_BYTES:
             return None
@@ -55,7 +61,10 @@ def whose(path: Path) -> str | None:
 
 
 def numbered(speed: Speed) -> Iterator[Speed]:
-    """Yield a training unchanged, then with a number: `MODEL_2_…`, `MODEL_3_…`."""
+    """Yield a training unchanged, then with a number in its file name: `MODEL_2_…`, `MODEL_3_…`.
+
+    Callers take the first name that is free.
+    """
     yield speed
     for number in count(2):
         yield replace(speed, label=f"{speed.label}_{number}" if speed.label else str(number))

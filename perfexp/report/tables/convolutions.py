@@ -1,4 +1,9 @@
-"""Convolution tables: the algorithm of each convolution in a model, as lines and sentences."""
+"""Convolution tables: the algorithm of each convolution in a model, as lines and sentences.
+
+An engine is one way to compute a convolution pass, such as a cuDNN algorithm. With
+`algorithm=fastest`, engines race for each layer and pass (`records.races`). `lines` become a CSV
+file, and the other functions give sentences for the report.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +40,8 @@ _OWN_CHOICE = "torch's own choice, of an algorithm that was not observed"
 def lines(analysis: Analysis, group: str = "algorithm") -> list[Line]:
     """Return a line for each point, process, layer, shape and pass; empty without algorithms.
 
+    Times are in ms, with intervals, for the chosen engine and each engine in its race.
+
     Args:
         group: `algorithm`, or `attention` with a shape in the place of a layer.
     """
@@ -60,20 +67,28 @@ def lines(analysis: Analysis, group: str = "algorithm") -> list[Line]:
 
 
 def sentences(record: Record) -> list[str]:
-    """Return the algorithms chosen layer by layer, with times for choice and baselines."""
+    """Return sentences about races: engines chosen, and summed times for choice and baselines.
+
+    For example: `forward: 12 winograd, 8 implicit_gemm; sum of the layers alone: …`. Empty without
+    races.
+    """
     has_no_tf32 = tf32_flags(record.environment) == (False, False)
-    timed = [(point.key, own) for point in record.points if (own := timed_passes(point))]
-    fields = varying(key for key, _ in timed)
+    raced = [(point.key, timed) for point in record.points if (timed := timed_passes(point))]
+    fields = varying(key for key, _ in raced)
     texts = []
-    for key, own in timed:
+    for key, timed in raced:
         place = f"{label(key, fields)}: " if fields else ""
-        for text in _of(own, has_no_tf32=has_no_tf32):
+        for text in _sentences_of_point(timed, has_no_tf32=has_no_tf32):
             texts.append(place + text)
     return texts
 
 
 def attention(record: Record) -> list[str]:
-    """Return the backends of a record's attention: `flash (proven): 12 of 64×12×197×64 float32`."""
+    """Return a text for each backend of a record's attention, with the shape of most FLOPs.
+
+    For example: `flash (proven): 12 of 64×12×197×64 float32 and 1 more shapes`. Reports show them
+    in the section `attention`.
+    """
     shapes = dict[str, Counter[str]]()
     for point in record.points:
         for layer, one_pass in passes(point, "attention"):
@@ -94,12 +109,13 @@ def coverage(record: Record) -> list[str]:
     """Return which engines make up the coverage of `algorithm=fastest`.
 
     It includes torch's own choice, for example `default` for a layer. Shares are relative to a
-    point's convolution FLOPs, from the lowest to the highest over points and processes.
+    point's convolution FLOPs, from the lowest to the highest over points and processes. They stand
+    below the table of metrics.
     """
     shares = list(filter(None, map(_shares, record.points)))
     values: dict[str, list[float]] = {}
     for name in dict.fromkeys(chain.from_iterable(shares)):
-        values[name] = [of_point.get(name, 0.0) for of_point in shares]
+        values[name] = [point_shares.get(name, 0.0) for point_shares in shares]
     if not values:
         return []
     names = sorted(values, key=lambda name: -max(values[name]))
@@ -108,7 +124,7 @@ def coverage(record: Record) -> list[str]:
 
 
 def _shares(point: Point) -> dict[str, float]:
-    """Return each engine's share of a point's FLOPs, with torch's own engines combined.
+    """Return each engine's share of a point's convolution FLOPs, torch's own choices combined.
 
     Empty unless `fastest` was requested for every layer.
     """
@@ -126,7 +142,10 @@ def _shares(point: Point) -> dict[str, float]:
 
 
 def saved_multiplications(record: Record) -> list[str]:
-    """Return why MFU may exceed 100 %, if algorithms ran that multiply less than counted."""
+    """Return why MFU may exceed 100 %, if algorithms ran that multiply less than counted.
+
+    They stand below a table with MFU.
+    """
     names = list(dict.fromkeys(chain.from_iterable(map(saving_engines, record.points))))
     if not names:
         return []
@@ -137,47 +156,61 @@ def saved_multiplications(record: Record) -> list[str]:
     ]
 
 
-def _of(timed: list[LayerPass], *, has_no_tf32: bool) -> Iterator[str]:
-    groups: dict[str, list[LayerPass]] = {}
+def _sentences_of_point(timed: list[LayerPass], *, has_no_tf32: bool) -> Iterator[str]:
+    """Yield a sentence for each pass (forward, …): chosen engines, summed times and remarks.
+
+    Args:
+        timed: raced layers with their passes.
+    """
+    by_pass: dict[str, list[LayerPass]] = {}
     for layer_pass in timed:
-        groups.setdefault(layer_pass[1]["which"], []).append(layer_pass)
-    for which, own in groups.items():
-        chosen = Counter(one_pass["selected"] for _, one_pass in own)
-        times = ", ".join(f"{name} {_text(interval)}" for name, interval in sums(own).items())
+        by_pass.setdefault(layer_pass[1]["which"], []).append(layer_pass)
+    for which, raced in by_pass.items():
+        chosen = Counter(one_pass["selected"] for _, one_pass in raced)
+        times = ", ".join(f"{name} {_text(interval)}" for name, interval in sums(raced).items())
         engines = ", ".join(f"{count} {engine}" for engine, count in chosen.most_common())
         text = f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}"
-        yield text + _remarks(own, has_no_tf32)
+        yield text + _remarks(raced, has_no_tf32)
 
 
 def _text(interval: Interval) -> str:
+    """Return a time as text, with its interval unless the record has none."""
     if interval.low is None:
         return format_seconds(interval.value)
     return interval_text(interval)
 
 
-def _remarks(own: list[LayerPass], has_no_tf32: bool) -> str:
-    """Return remarks on how the engines were launched and how to read their times."""
+def _remarks(raced: list[LayerPass], has_no_tf32: bool) -> str:
+    """Return remarks on how the engines were launched, cached choices, and TF32.
+
+    They end a sentence about one pass, so each begins with a semicolon.
+    """
     text = ""
-    launchings = _values(own, "launching").keys() - {"clock"}
+    launchings = _values(raced, "launching").keys() - {"clock"}
     if launchings:
         text += f"; all {' or '.join(sorted(launchings))}"
-    if since := _values(own, "kept_since"):
+    if since := _values(raced, "kept_since"):
         text += f"; cached on {min(since)} (algorithm.reuse=false measures again)"
-    if unsteady := _values(own, "not_cached"):
+    if unsteady := _values(raced, "not_cached"):
         text += f"; not cached: {next(iter(unsteady))}"
-    if has_no_tf32 and any(layer["dtype"] == "float32" for layer, _ in own):
+    if has_no_tf32 and any(layer["dtype"] == "float32" for layer, _ in raced):
         text += (
             "; all without TF32, which PyTorch allows for convolutions by default (precision=torch)"
         )
     return text
 
 
-def _values(own: list[LayerPass], name: str) -> dict[str, None]:
-    return dict.fromkeys(value for _, one_pass in own if (value := one_pass.get(name)))
+def _values(raced: list[LayerPass], name: str) -> dict[str, None]:
+    """Return the values of an entry in facts about passes, each once."""
+    return dict.fromkeys(value for _, one_pass in raced if (value := one_pass.get(name)))
 
 
 def _tried(one_pass: Mapping[str, Any]) -> dict[str, Cell]:
-    """Return times and speedup in the deciding race, and times with the other launching."""
+    """Return the cells of a raced pass: times in ms, speedup and errors of the engines.
+
+    Races launch calls kernel by kernel (eager) or as CUDA graphs (captured). If captured calls
+    decided, the eager times follow. Empty without a race.
+    """
     if not one_pass["seconds"]:
         return {}
     errors, selected = one_pass["errors"], one_pass["selected"]

@@ -16,7 +16,11 @@ from perfexp.report.tables.flat import FIRST_COLUMNS, Cell
 def to_csv(lines: Sequence[Mapping[str, Cell]]) -> bytes:
     """Return lines as UTF-8 CSV, with columns in order of first appearance.
 
-    Without lines, only the header `FIRST_COLUMNS` is written.
+    Without lines, only the header `FIRST_COLUMNS` is written. Result files of runs and sweeps,
+    exports and comparisons are written this way.
+
+    Args:
+        lines: cells by column, one mapping per row; missing cells stay empty.
     """
     columns = list(dict.fromkeys(chain.from_iterable(lines))) or list(FIRST_COLUMNS)
     buffer = io.StringIO(newline="")
@@ -28,7 +32,7 @@ def to_csv(lines: Sequence[Mapping[str, Cell]]) -> bytes:
 
 
 def cell_text(cell: Cell) -> str:
-    """Return a cell as text.
+    """Return a cell as text: numbers in full precision, empty for None and infinite numbers.
 
     A text that a spreadsheet would run as a formula gets a leading apostrophe, for example `'=1+1`.
     """

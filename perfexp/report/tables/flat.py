@@ -1,4 +1,9 @@
-"""Flat: a record's figures as lines of named cells, for CSV, Parquet, JSON and MLflow."""
+"""Flat: a record's figures as lines of named cells, for CSV, Parquet, JSON and MLflow.
+
+A line is one row of a table, a dictionary with cells by column name. `overall`, `epochs` and
+`sweep` make result files; `points` adds the run's identity, so that lines from many runs can be
+joined (`perfexp export`, `perfexp.load`). `charted` gives the figures that MLflow charts.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +48,7 @@ IDENTITY = (
     ),
     *("plan_hash", "perfexp_version", "started", "sweep_uid", "sweep_job"),
 )
-#: Environment facts among these columns.
+#: Environment facts among these columns, with their dotted places.
 _FACTS = {
     "host": "host",
     "device_name": "device.name",
@@ -52,6 +57,7 @@ _FACTS = {
     "cudnn": "device.cudnn",
     "git_commit": "git.commit",
 }
+#: Prefix for columns with the values of sweep axes, the overrides that vary.
 AXIS = "axis_"
 #: Metrics among the first columns, and metrics with their own columns.
 _FIRST_METRICS = (POWER, ENERGY)
@@ -70,9 +76,9 @@ _OF_TIME: dict[str, Callable[[Summary], float | None]] = {
     "n_effective": lambda time: time.n / time.tau,
     "outliers": lambda time: len(time.outliers),
 }
-#: Columns that CSV files name without a unit, before all other columns, and MLflow's names for some
-#: columns.
+#: Columns in milliseconds that CSV files name without a unit, before all other columns.
 _BARE = ("mean", "std", "min", "max")
+#: MLflow's names for some columns.
 _CHARTED = {
     "median_ms": "p50_ms",
     "ci_low_ms": "ci_low_ms",
@@ -96,7 +102,8 @@ def overall(analysis: Analysis, further: Sequence[Diagnostic] = ()) -> list[Line
 
     Times are milliseconds per call for the time in `time_kind`. `pN_ms` columns belong to
     `percentile_kind`; their ends are None if n is too small for an interval. All lines have the
-    same columns in the same order, `FIRST_COLUMNS` first.
+    same columns in the same order, `FIRST_COLUMNS` first. The run writes them as
+    MODEL_ALGORITHM_overall.csv, and MLflow shows them as a table.
 
     Args:
         further: diagnostics about the run that only its sweep reveals.
@@ -108,16 +115,20 @@ def overall(analysis: Analysis, further: Sequence[Diagnostic] = ()) -> list[Line
         rates = with_ends("samples_per_second", row.samples_per_second), _phases(row)
         metrics = _metric_columns(row), _ends_of_metrics(row)
         parts.append((*times, *rates, *metrics, _outcome(row, about, doubts)))
+    # a group of columns, such as percentiles, has the same names in all lines, in one place
     lines: list[Line] = [{} for _ in parts]
-    for of_part in zip(*parts, strict=True):
-        names: Line = dict.fromkeys(chain.from_iterable(of_part))
-        for line, cells in zip(lines, of_part, strict=True):
+    for group in zip(*parts, strict=True):
+        names: Line = dict.fromkeys(chain.from_iterable(group))
+        for line, cells in zip(lines, group, strict=True):
             line |= {**names, **cells}
     return lines
 
 
 def epochs(analysis: Analysis) -> list[Line]:
-    """Return a line for each epoch in each training."""
+    """Return a line for each epoch in each training, with the figures of `Epoch`.
+
+    The run writes them as MODEL_ALGORITHM_epochs.csv.
+    """
     lines: list[Line] = []
     for point in analysis.record.points:
         for epoch in point.epochs:
@@ -129,7 +140,7 @@ def epochs(analysis: Analysis) -> list[Line]:
 def sweep(whole: SweepAnalysis) -> list[Line]:
     """Return a line for each point in each run of a sweep, with the varying axes first.
 
-    A run without points also has a line.
+    A run without points also has a line. The sweep writes them as sweep.csv.
     """
     lines: list[Line] = []
     for child, analysis in whole.runs:
@@ -142,7 +153,14 @@ def sweep(whole: SweepAnalysis) -> list[Line]:
 
 
 def predicted(analysis: Analysis, forecasts: Sequence[Forecast]) -> list[Line]:
-    """Return a line for each point in a sparse sweep, with the ends of 90 % intervals."""
+    """Return a line for each point in a sparse sweep, measured or predicted.
+
+    Times are in ms and energies in joules, with the ends of 90 % intervals. `source` says where a
+    time comes from. The run writes them as MODEL_ALGORITHM_predicted.csv.
+
+    Args:
+        forecasts: curves over sizes and batch sizes, from the prediction room.
+    """
     about = analysis.about
     table: dict[tuple[str, object], Line] = {}
     for forecast in forecasts:
@@ -167,7 +185,11 @@ def predicted(analysis: Analysis, forecasts: Sequence[Forecast]) -> list[Line]:
 def points(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ()) -> list[Line]:
     """Return a line for each timed point, as in `overall`, after the run's identity.
 
-    A run without timed points has a line with its status.
+    Column names have their unit. A run without timed points has a line with its status.
+
+    Args:
+        folder: the run's folder.
+        further: diagnostics about the run that only its sweep reveals.
     """
     record, about = analysis.record, analysis.about
     identity = identity_of(record, folder)
@@ -185,7 +207,11 @@ def points(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ())
 
 
 def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
-    """Return the line for a run that left no record: its sweep and the reason."""
+    """Return the line for a run that left no record: its sweep and the reason.
+
+    Args:
+        folder: the run's folder.
+    """
     return {
         **dict.fromkeys(IDENTITY),
         "run_name": child.name,
@@ -199,14 +225,20 @@ def refused(sweep: Sweep, child: SweepChild, folder: Path) -> Line:
 
 
 def aligned(lines: Sequence[Line]) -> list[Line]:
-    """Return lines from several runs with the same columns: identity, sweep axes, then the rest."""
+    """Return lines from several runs with the same columns: identity, sweep axes, then the rest.
+
+    Data frames need equal columns in all lines.
+    """
     names = dict.fromkeys(chain.from_iterable(lines))
     ordered = sorted(names, key=lambda name: (name not in IDENTITY, not name.startswith(AXIS)))
     return [dict(zip(ordered, map(line.get, ordered), strict=True)) for line in lines]
 
 
 def identity_of(record: Record, folder: Path) -> Line:
-    """Return the cells that identify a run: folder, machine, software and place in a sweep."""
+    """Return the cells that identify a run: folder, machine, software and place in a sweep.
+
+    Unknown facts are None.
+    """
     line: Line = {"run_uid": record.uid, "run_name": record.name, "folder": folder.as_posix()}
     for name, place in _FACTS.items():
         fact = fact_at(record.environment, place)
@@ -224,7 +256,10 @@ def identity_of(record: Record, folder: Path) -> Line:
 
 
 def with_units(line: Line) -> Line:
-    """Return a line with units in its names and the size in pixels, without the device."""
+    """Return a line with units in its names and the size in pixels, without the device.
+
+    Result files of a run keep shorter names, which other tools expect.
+    """
     cells: Line = {}
     for name, cell in line.items():
         if name == "input_size":
@@ -242,7 +277,7 @@ def size_cells(height: int, width: int) -> Line:
 
 
 def columns_of(about: Subject, key: Key) -> Line:
-    """Return the columns that identify a point in layer and convolution tables."""
+    """Return the columns that identify a point in tables of layers, convolutions and epochs."""
     return {
         "model": about.model,
         "algorithm": about.algorithm,
@@ -256,7 +291,14 @@ def columns_of(about: Subject, key: Key) -> Line:
 def with_ends(
     name: str, figure: Interval | Metric | None, factor: float = 1.0, unit: str = ""
 ) -> dict[str, float | None]:
-    """Return a figure and its interval as NAME, NAME_low and NAME_high, each followed by a unit."""
+    """Return a figure and its interval as NAME, NAME_low and NAME_high, each followed by a unit.
+
+    Unknown values are None.
+
+    Args:
+        factor: factor for all three values, for example 1e3 from seconds to ms.
+        unit: suffix of the names, for example `_ms`.
+    """
     if figure is None:
         return dict.fromkeys((f"{name}{unit}", f"{name}_low{unit}", f"{name}_high{unit}"))
     return {
@@ -272,10 +314,12 @@ def to_ms(seconds: float | None) -> float | None:
 
 
 def _scaled(value: float | None, factor: float) -> float | None:
+    """Return a value times a factor; None for None."""
     return None if value is None else value * factor
 
 
 def _of_time(time: Summary | None) -> dict[str, float | None]:
+    """Return the cells of a time's statistics, in ms if the name says so; None without a time."""
     cells: dict[str, float | None] = dict.fromkeys(_OF_TIME)
     if time is None:
         return cells
@@ -286,6 +330,7 @@ def _of_time(time: Summary | None) -> dict[str, float | None]:
 
 
 def _time_columns(row: Row, about: Subject) -> Line:
+    """Return the first columns: point, mean and spread in ms, statistics, and sampling."""
     size, cells = row.key.input_size, _of_time(row.time)
     line: Line = {"model": about.model, "algorithm": about.algorithm, "input_size": size[0]}
     if size[0] != size[1]:
@@ -310,6 +355,7 @@ def _time_columns(row: Row, about: Subject) -> Line:
 
 
 def _percentile_columns(row: Row, percentiles: Sequence[float]) -> Line:
+    """Return the percentiles of the time that a caller experiences, in ms, with intervals."""
     line: Line = {"percentile_kind": row.service_kind}
     for number in percentiles:
         line |= with_ends(f"p{number:g}", row.percentile(number), 1e3, "_ms")
@@ -317,10 +363,12 @@ def _percentile_columns(row: Row, percentiles: Sequence[float]) -> Line:
 
 
 def _phases(row: Row) -> Line:
+    """Return the median ms of each part of a call, for example `phase_forward_ms`."""
     return {f"phase_{name}_ms": to_ms(seconds) for name, seconds in row.phases.items()}
 
 
 def _metric_columns(row: Row) -> Line:
+    """Return peak memory in MiB, and the metrics that have no place of their own, in SI units."""
     line: Line = {"peak_memory_mib": _scaled(row.value(PEAK_MEMORY), 1 / 2**20)}
     for metric in row.metrics:
         if metric.name not in _PLACED:
@@ -329,6 +377,7 @@ def _metric_columns(row: Row) -> Line:
 
 
 def _ends_of_metrics(row: Row) -> Line:
+    """Return the interval ends of metrics, as NAME_low and NAME_high."""
     line: Line = {}
     for metric in row.metrics:
         if metric.low is not None:
@@ -338,7 +387,7 @@ def _ends_of_metrics(row: Row) -> Line:
 
 
 def _outcome(row: Row, about: Subject, run_doubts: Sequence[Diagnostic]) -> Line:
-    """Return estimates, status and all diagnostics.
+    """Return the last columns: names of estimated metrics, status and codes of all diagnostics.
 
     The run's own diagnostics are included, because each line is read alone.
     """
@@ -378,9 +427,10 @@ class Charted(NamedTuple):
 
 
 class PointRun(NamedTuple):
-    """Points with the same phase and batch size, so that their metrics share names.
+    """Points with the same phase and batch size, so that their metrics share names in MLflow.
 
-    Empty for a cold start alone.
+    Attributes:
+        analysis: analysis with these points' rows only; no rows for a cold start alone.
     """
 
     phase: str
@@ -389,17 +439,24 @@ class PointRun(NamedTuple):
 
 
 def point_runs(analysis: Analysis) -> list[PointRun]:
-    """Split a record's rows by phase and batch size, in record order."""
+    """Split a record's rows by phase and batch size, in record order.
+
+    Each becomes a run in MLflow, nested in the record's run if there are several.
+    """
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in analysis.rows:
         groups.setdefault((row.key.phase, row.key.batch_size), []).append(row)
+    # a cold start may have been measured without timed calls
     for first in analysis.cold_starts:
         groups.setdefault(("inference", first.key.batch_size), [])
     return [PointRun(*group, replace(analysis, rows=tuple(rows))) for group, rows in groups.items()]
 
 
 def by_size(run: PointRun) -> list[PointRun]:
-    """Split a run with several sizes into a run for each size; empty for a single size."""
+    """Split a run with several sizes into a run for each size; empty for a single size.
+
+    Each becomes a nested run in MLflow.
+    """
     if len(run.analysis.rows) < 2:
         return []
     sizes = []
@@ -409,7 +466,10 @@ def by_size(run: PointRun) -> list[PointRun]:
 
 
 def charted(run: PointRun) -> Iterator[Charted]:
-    """Yield the numbers for a phase and batch size, point by point."""
+    """Yield the figures that MLflow charts for a phase and batch size, point by point.
+
+    A single point also has its raw samples and epochs.
+    """
     rows = run.analysis.rows
     steps = _steps(rows)
     for row in rows:
@@ -439,7 +499,10 @@ def of_epochs(point: Point) -> Iterator[Charted]:
 
 
 def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[int, float]]:
-    """Return up to `limit` samples (an even number) with their indices, keeping local extremes."""
+    """Return up to `limit` samples (an even number) with their indices, keeping local extremes.
+
+    Each section of the samples keeps its smallest and its largest.
+    """
     if len(samples) <= limit:
         return list(enumerate(samples))
     values, indices = np.asarray(samples), set[int]()
@@ -449,7 +512,10 @@ def decimate(samples: Sequence[float], limit: int = CHART_POINTS) -> list[tuple[
 
 
 def _steps(table: Sequence[Row]) -> dict[Key, int]:
-    """Return each point's step, which is the chart's axis: the width if only square sizes vary."""
+    """Return each point's step, which is the chart's axis: the width if only square sizes vary.
+
+    MLflow needs a whole number for each value of a metric.
+    """
     widths = set()
     for row in table:
         height, width = row.key.input_size
@@ -465,7 +531,10 @@ def _steps(table: Sequence[Row]) -> dict[Key, int]:
 def _of_row(
     row: Row, percentiles: Sequence[float]
 ) -> Iterator[tuple[str, str, float | None, bool]]:
-    """Yield group, name and value of a row's own figures, and whether reports mark them `≈`."""
+    """Yield group, name and value of a row's own figures, and whether reports mark them `≈`.
+
+    Names end in their unit.
+    """
     for kind, time in row.times.items():
         cells = _of_time(time)
         for name, charted in _CHARTED.items():
@@ -487,7 +556,10 @@ def _of_row(
 
 
 def _metrics(row: Row, step: int) -> Iterator[Charted]:
-    """Yield a point's charted metrics; metrics without a group use the phase as group."""
+    """Yield a point's charted metrics; metrics without a group use the phase as group.
+
+    Seconds, bytes and hertz are converted for display, and names with them.
+    """
     for metric in row.metrics:
         if not registry.of(metric).is_charted:
             continue
@@ -510,7 +582,9 @@ def _metrics(row: Row, step: int) -> Iterator[Charted]:
 
 
 def _scalings(part: Analysis, steps: Mapping[Key, int]) -> Iterator[Charted]:
-    """Yield how times scale with size, at the largest size's step.
+    """Yield how times scale with size, at the largest size's step: times in ms, and the exponent.
+
+    A time is a constant plus a part that grows with the pixels, given at the largest size.
 
     Missing figures have a reason.
     """
@@ -529,13 +603,14 @@ def _scalings(part: Analysis, steps: Mapping[Key, int]) -> Iterator[Charted]:
 
 
 def _cold_starts(run: PointRun, steps: Mapping[Key, int]) -> Iterator[Charted]:
-    """Yield the parts of the cold starts for a run's sizes; a training has none."""
+    """Yield the parts of the cold starts for a run's sizes, in ms; a training has none."""
     if run.phase != "inference":
         return
-    at = {key.input_size: step for key, step in reversed(list(steps.items()))}
+    # of several points with the same size the first one's step counts
+    step_at = {key.input_size: step for key, step in reversed(list(steps.items()))}
     firsts = [first for first in run.analysis.cold_starts if first.key.batch_size == run.batch_size]
     for index, first in enumerate(firsts):
-        if not at or first.key.input_size in at:
-            step = at.get(first.key.input_size, index)
+        if not step_at or first.key.input_size in step_at:
+            step = step_at.get(first.key.input_size, index)
             for name, seconds in (*first.parts.items(), ("total", first.total.value)):
                 yield Charted("ttfp", f"{name}_ms", seconds * 1e3, first.key, step)

@@ -1,4 +1,7 @@
-"""JSON results: the columns of the tidy table, for programs that read stdout."""
+"""JSON results: the columns of the tidy table, for programs that read stdout.
+
+Commands with `--json` print a document: format, facts, and a list of runs with their points.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,8 @@ def of_run(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ())
     """Return a run: folder, status, diagnostics, and a line for each measurement.
 
     Each diagnostic appears once, with its worst measurement's details and the names of all
-    measurements (`where`). Without names it is about the whole run.
+    measurements (`where`). Without names it is about the whole run. `perfexp show --json` and runs
+    with JSON output print it.
 
     Args:
         further: diagnostics about the run that only its sweep reveals.
@@ -46,7 +50,7 @@ def of_run(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ())
 
 
 def document(runs: Sequence[dict[str, Any]], **facts: Any) -> dict[str, Any]:
-    """Return a document with runs and further facts."""
+    """Return a document with runs, from `of_run`, and further facts by key."""
     return {"format": _FORMAT, **facts, "runs": list(runs)}
 
 
@@ -56,14 +60,14 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> dict[str, Any]:
     Args:
         folder: absolute path of the sweep's folder.
     """
-    found, failed = list[dict[str, Any]](), list[dict[str, Any]]()
+    measured, failed = list[dict[str, Any]](), list[dict[str, Any]]()
     for child, analysis in whole.runs:
         if analysis is None:
             failed.append({"name": child.name, "status": child.status.value, "error": child.error})
             continue
         further = [whole.slower[child.job]] if child.job in whole.slower else []
-        found.append(of_run(analysis, run_folder(child, folder), further))
-    return document([*found, *failed], sweep=str(folder))
+        measured.append(of_run(analysis, run_folder(child, folder), further))
+    return document([*measured, *failed], sweep=str(folder))
 
 
 def text(content: Any) -> str:

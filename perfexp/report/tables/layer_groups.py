@@ -1,4 +1,8 @@
-"""Layer groups: a call's layers by kind, by identity, and by place in the model."""
+"""Layer groups: a call's layers by kind, by identity, and by place in the model.
+
+The layer table and the layer plot show them. Times are in seconds per call, scaled so that all
+layers and gaps add up to the call without profiling. A gap is idle device time before a layer.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +26,8 @@ from perfexp.records.subject import one_line
 GAPS, OTHERS = "gaps", "other kinds"
 #: Limit on kinds with their own name and color.
 MOST_KINDS = 5
-#: A stage level needs this many parts, none with more than this share of the call, and has this
-#: maximum depth.
+#: A stage is a part of the model at a path level, such as `layer3`. The level needs this many
+#: parts, none with more than this share of the call, and has this maximum depth.
 _LEAST_STAGES, _NEARLY_ALL, _MOST_DEPTH = 3, 0.8, 5
 #: Number in a path; longer numbers are parts of names.
 NUMBER = re.compile(r"(?<!\d)\d{1,9}(?!\d)")
@@ -35,6 +39,10 @@ class LayerGroup:
 
     Attributes:
         name: path with ranges for differing numbers, for example `layer3.1-5.conv2`.
+        kind: operation, for example `Conv2d`.
+        which: pass, for example `forward`.
+        count: number of layers.
+        kernels: names of their kernels.
         seconds: total time, without gaps before the layers.
         share: total share of the call, including gaps before the layers.
     """
@@ -98,11 +106,15 @@ def call_seconds(point: Point) -> float:
 
 
 def _sum_of_lines(point: Point) -> float:
+    """Return the median seconds of all layers and gaps, as profiled."""
     return sum(seconds_of(line) + gap_of(line) for line in point.facts["layers"]["lines"])
 
 
 def _parts(point: Point) -> list[_Part]:
-    """Return a point's lines in execution order."""
+    """Return a point's layer lines in execution order, scaled to the call without profiling.
+
+    All groupings in this module start from them.
+    """
     whole, start = _sum_of_lines(point), 0.0
     scale = call_seconds(point) / whole if whole else 1.0
     parts: list[_Part] = []
@@ -111,12 +123,16 @@ def _parts(point: Point) -> list[_Part]:
         parts.append(
             _Part(line, name_of(line), one_line(line["kind"]), pass_of(line), start, gap, seconds)
         )
+        # lines without a share ran beside others, so they take no time of the call
         start += (gap + seconds) * (line["share"] > 0)
     return parts
 
 
 def merged(point: Point) -> list[LayerGroup]:
-    """Return a call's layers with identical layers combined, longest first."""
+    """Return a call's layers with identical layers combined, longest first.
+
+    The layer table and the bars of the layer plot show them.
+    """
     groups: dict[object, list[_Part]] = {}
     for number, part in enumerate(_parts(point)):
         if part.line["share"] > 0:
@@ -142,9 +158,9 @@ def merged(point: Point) -> list[LayerGroup]:
 
 
 def by_kind(point: Point) -> dict[str, dict[str, float]]:
-    """Return seconds by kind and pass: the largest kinds, then other kinds and gaps.
+    """Return seconds per call by kind and pass: the largest kinds, then other kinds and gaps.
 
-    Kinds without time are left out.
+    Kinds without time are left out. The layer plot shows them as its first bars.
     """
     parts, totals = _parts(point), defaultdict[str, float](float)
     for part in parts:
@@ -163,8 +179,8 @@ def by_kind(point: Point) -> dict[str, dict[str, float]]:
 def in_order(point: Point) -> list[tuple[str, list[Stretch]]]:
     """Return rows of stretches in execution order: passes, stages, blocks and layers.
 
-    A row is left out if it adds no detail. In the layer row, stretches are named after the layer's
-    kind.
+    The layer plot draws a row with a title for each. A row is left out if it adds no detail. In the
+    layer row, stretches are named after the layer's kind.
     """
     parts = [part for part in _parts(point) if part.line["share"] > 0]
     depth = _stage_depth(parts)
@@ -196,6 +212,7 @@ def in_order(point: Point) -> list[tuple[str, list[Stretch]]]:
 
 
 def _beginning(part: _Part, depth: int) -> str:
+    """Return the first `depth` names of a layer's path."""
     return ".".join(part.name.split(".")[:depth])
 
 
@@ -211,7 +228,12 @@ def _stage_depth(parts: Sequence[_Part]) -> int:
 
 
 def _stretches(parts: Sequence[_Part], depth: int, *, is_below: bool) -> list[Stretch]:
-    """Return adjacent layers with the same path prefix; depth 0 means the same pass."""
+    """Return adjacent layers with the same path prefix; depth 0 means the same pass.
+
+    Args:
+        depth: number of names in the prefix.
+        is_below: whether a row above shows the names before the last.
+    """
     row = []
     for (which, beginning), group in groupby(
         parts, key=lambda part: (part.which, _beginning(part, depth))
@@ -246,7 +268,7 @@ def _identity(part: _Part) -> object:
 
 
 def name_of_all(names: Sequence[str]) -> str:
-    """Combine names that differ in numbers into a range, for example `layer3.1-5.conv2`."""
+    """Return names that differ in numbers only as one name, for example `layer3.1-5.conv2`."""
     columns = zip(*map(NUMBER.findall, names), strict=True)
     texts = iter([_ranges(map(int, column)) for column in columns])
     return NUMBER.sub(lambda _: next(texts), names[0])

@@ -1,4 +1,9 @@
-"""Layer tables: call time by layer, as lines, as a summary, and with the fastest algorithms."""
+"""Layer tables: call time by layer, as lines, as a summary, and with the fastest algorithms.
+
+A layer line has the device time of one layer in one pass (`records.layer_lines`). `lines` become
+MODEL_ALGORITHM_layers.csv, `table` is in the report, and `perfexp export` adds the fastest
+algorithm for each layer over several runs (`with_winners`).
+"""
 
 from __future__ import annotations
 
@@ -58,27 +63,33 @@ class LayerRow:
 
 
 def lines(analysis: Analysis) -> list[Line]:
-    """Return a line for each point, row and pass; empty unless layers were profiled."""
+    """Return a line for each point, layer and pass; empty unless layers were profiled.
+
+    The run writes them as MODEL_ALGORITHM_layers.csv.
+    """
     return [row.line for row in rows(analysis)]
 
 
 def rows(analysis: Analysis) -> list[LayerRow]:
-    """Return a record's layer lines, with their role in comparing algorithms."""
+    """Return a record's layer lines, with their role in comparing algorithms.
+
+    `lines` writes them to CSV; `perfexp export` passes them to `with_winners`.
+    """
     about = analysis.about
-    timed = {point.key: point for point in analysis.record.points}
+    points_by_key = {point.key: point for point in analysis.record.points}
     table_rows: list[LayerRow] = []
     for point in points(analysis.record):
         key = timed_key(point.key)
-        of_point: Line = columns_of(about, key)
-        own = timed.get(key)
-        energy, passes = own.metric(ENERGY) if own else None, _passes(own)
+        point_columns: Line = columns_of(about, key)
+        timed = points_by_key.get(key)
+        energy, passes = timed.metric(ENERGY) if timed else None, _passes(timed)
         joules = energy.value if energy else None
         profiled = point.facts["layers"]["lines"]
-        around = _around(line["key"] or {} for line in profiled)
+        around = _paths_around(line["key"] or {} for line in profiled)
         for line in profiled:
             place = line["key"] or {}
             own_passes = passes.get((place.get("path"), place.get("which")), [])
-            cells = _line(line, of_point, own_passes, joules)
+            cells = _line(line, point_columns, own_passes, joules)
             is_own = bool(own_passes) and all(map(_is_own, own_passes))
             if about.algorithm == "default":
                 is_own = True
@@ -89,10 +100,18 @@ def rows(analysis: Analysis) -> list[LayerRow]:
 
 def _line(
     line: Mapping[str, Any],
-    of_point: Line,
+    point_columns: Line,
     own_passes: Sequence[Mapping[str, Any]],
     joules: float | None,
 ) -> Line:
+    """Return a layer's cells: times in ms, share in percent, work, shapes and algorithms.
+
+    Args:
+        line: layer line in the record.
+        point_columns: columns that identify the point.
+        own_passes: facts about the convolution passes that the layer computes.
+        joules: energy per call, apportioned by share; None if unknown.
+    """
     place, geometry, seconds = line["key"] or {}, line["convolution"] or {}, line["seconds"]
     engines = dict.fromkeys(one_pass["selected"] for one_pass in own_passes)
     kernels = (f"{count:g} × {name}" for name, count in line["kernels"].items())
@@ -103,7 +122,7 @@ def _line(
         "kernel_size": _sizes(geometry.get("kernel")),
         "mean_ms": seconds["mean"] * 1e3,
         "percentage": line["share"] * 1e2,
-        **of_point,
+        **point_columns,
         "kind": line["kind"],
         "pass": place.get("which"),
         "call": place.get("call"),
@@ -134,7 +153,7 @@ def representative_point(record: Record) -> Point | None:
     """Return the point to show layers for.
 
     It is the largest point that agrees with the call without profiling, otherwise the largest of
-    all.
+    all. The layer table and the layer plot show one point only.
     """
     profiled = list(points(record))
     candidates = [point for point in profiled if disagreement(point) is None] or profiled
@@ -142,7 +161,10 @@ def representative_point(record: Record) -> Point | None:
 
 
 def doubt_text(point: Point) -> str:
-    """Return how usable a point's layers are, in a few words; empty if their times are reliable."""
+    """Return how usable a point's layers are, in a few words; empty if their times are reliable.
+
+    Titles of layer tables and plots end with it.
+    """
     if disagreement(point) is None:
         return ""
     closure = point.metric(CLOSURE)
@@ -190,6 +212,10 @@ def points(record: Record) -> Iterator[Point]:
 
 
 def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Mapping[str, Any]]]:
+    """Return facts about convolution passes by layer and `forward` or `backward`; empty for None.
+
+    Layer lines do not tell the two parts of a backward pass apart.
+    """
     passes: dict[tuple[str | None, str | None], list[Mapping[str, Any]]] = defaultdict(list)
     for layer, one_pass in races.passes(timed) if timed else ():
         which = "forward" if one_pass["which"] == "forward" else "backward"
@@ -198,14 +224,17 @@ def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Map
 
 
 def _sizes(values: Any) -> str | None:
+    """Return sizes as text, for example `3×3`; None without any."""
     return "×".join(map(str, values or ())) or None
 
 
 def _shapes(shapes: Any) -> str | None:
+    """Return tensor shapes as text, for example `8×64×56×56; scalar`; None without any."""
     return "; ".join("×".join(map(str, shape)) or "scalar" for shape in shapes) or None
 
 
-def _around(keys: Iterable[Mapping[str, Any]]) -> set[str]:
+def _paths_around(keys: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the paths of modules that contain other lines: their own line is not a layer."""
     paths: set[str] = set()
     for key in keys:
         path = key.get("path")
@@ -218,26 +247,29 @@ def _around(keys: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def _is_leaf(key: Mapping[str, Any], around: Collection[str]) -> bool:
+    """Return whether a line is a layer or an operation, not a module around others."""
     return key.get("path") is not None and (
         key["operation"] is not None or key["path"] not in around
     )
 
 
 def _is_own(one_pass: Mapping[str, Any]) -> bool:
+    """Return whether the selected algorithm, not a substitute or torch's choice, ran a pass."""
     return one_pass.get("status") not in _NOT_OWN and one_pass["selected"] != "default"
 
 
 def _ran_another(line: Line) -> bool:
     """Return whether a row's kernels belong to another algorithm than requested from cuDNN."""
-    handed, ran = str(line["computed_by"]).rpartition(".")[2], line["ran"]
-    return ran is not None and handed not in str(ran).split(" or ")
+    requested, ran = str(line["computed_by"]).rpartition(".")[2], line["ran"]
+    return ran is not None and requested not in str(ran).split(" or ")
 
 
 def with_winners(competing: Sequence[LayerRow]) -> list[Line]:
-    """Add to each layer line the fastest algorithm for the same row, and the time ratio.
+    """Return layer lines with the fastest algorithm for the same layer, and the time ratio to it.
 
     Rows that another algorithm computed neither win nor are compared. Only a layer or an operation
-    has a winner, and only if several algorithms were measured.
+    has a winner, and only if several algorithms were measured. `perfexp export` calls it for the
+    layers of all exported runs.
 
     Args:
         competing: rows with device and execution in their lines.
@@ -263,8 +295,10 @@ def with_winners(competing: Sequence[LayerRow]) -> list[Line]:
 
 
 def _comparable(line: Line) -> tuple[Cell, ...]:
+    """Return the cells that lines must share to be compared: layer, pass, point and device."""
     return tuple(map(line.get, _COMPARABLE))
 
 
 def _milliseconds(row: LayerRow) -> float:
+    """Return a row's median in ms; 0 if it is unknown."""
     return float(row.line["p50_ms"] or 0.0)

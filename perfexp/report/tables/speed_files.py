@@ -1,4 +1,8 @@
-"""Speed files for a run's trainings, in the run's folder and in `speed_dir`."""
+"""Speed files for a run's trainings, in the run's folder and in `speed_dir`.
+
+A speed file has a training's images/s as JSON (`report.speed`). A run writes one for each training
+when it ends. The plan's `speed_dir` collects the files of many runs.
+"""
 
 from __future__ import annotations
 
@@ -37,19 +41,20 @@ def write(record: Record, paths: RunPaths, on_error: Callable[[str], None]) -> l
 
 
 def where(record: Record, folder: Path) -> list[tuple[Speed, Path | None]]:
-    """Return a run's trainings, each with its speed file, if possible in `speed_dir`.
+    """Return a run's trainings, each with the path of its speed file; None without a file.
 
-    The file is None if there is none.
+    A file in `speed_dir` takes precedence over the file in the run's folder.
     """
     places = list(filter(None, (_speed_dir(record, folder.absolute()), folder)))
-    found = []
+    trainings = []
     for speed in of_record(record, folder):
         files = (_own(speed, place) for place in places)
-        found.append((speed, next(filter(None, files), None)))
-    return found
+        trainings.append((speed, next(filter(None, files), None)))
+    return trainings
 
 
 def _speed_dir(record: Record, root: Path) -> Path | None:
+    """Return the plan's `speed_dir`; None without one, or if it is the run's own folder."""
     named = record.plan.get("speed_dir")
     if not isinstance(named, str) or not named:
         return None
@@ -62,7 +67,11 @@ def _speed_dir(record: Record, root: Path) -> Path | None:
 def _place(
     speeds: Sequence[Speed], folder: Path, logs: Collection[str], on_error: Callable[[str], None]
 ) -> None:
-    """Write a run's speed files to `speed_dir`, without overwriting files from the same sweep."""
+    """Write a run's speed files to `speed_dir`, without overwriting files from the same sweep.
+
+    Args:
+        logs: log files of all runs in the sweep, which speed files name.
+    """
     try:
         refuse_no_folder(folder, _OTHER)
     except UserError as error:
@@ -81,6 +90,12 @@ def _free(speed: Speed, folder: Path, logs: Collection[str]) -> Speed:
 def _put(
     speeds: Iterable[Speed], folder: Path, remedy: str, on_error: Callable[[str], None]
 ) -> list[Path]:
+    """Write speed files to a folder and return the paths of those that could be written.
+
+    Args:
+        remedy: end of the error messages.
+        on_error: called with the message for each other file.
+    """
     written = []
     for speed in speeds:
         try:
@@ -91,6 +106,7 @@ def _put(
 
 
 def _own(speed: Speed, folder: Path) -> Path | None:
+    """Return the speed file in a folder that describes this training's log; None without one."""
     for named in placing.numbered(speed):
         path = folder / named.file_name
         log_file = placing.whose(path)
@@ -102,6 +118,11 @@ def _own(speed: Speed, folder: Path) -> Path | None:
 
 
 def _logs_of_sweep(record: Record, root: Path) -> list[str]:
+    """Return the log files of all runs in a run's sweep; empty outside a sweep.
+
+    Args:
+        root: the run's folder.
+    """
     if record.sweep is None:
         return []
     folder = root / record.sweep.directory

@@ -1,4 +1,7 @@
-"""Tidy tables for pandas: points and samples from many runs, with every line self-contained."""
+"""Tidy tables for pandas: points and samples from many runs, with every line self-contained.
+
+`perfexp export` writes them as CSV or Parquet, and `perfexp.load` returns them as data frames.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,10 @@ Block = dict[str, Any]
 
 
 def layers(analysis: Analysis, folder: Path) -> list[layer_tables.LayerRow]:
-    """Return a line for each layer row and pass in a profiled point, after the run's identity."""
+    """Return a line for each layer row and pass in a profiled point, after the run's identity.
+
+    `perfexp export` collects them over runs.
+    """
     about = flat.identity_of(analysis.record, folder) | {"execution": analysis.about.execution}
     table = []
     for row in layer_tables.rows(analysis):
@@ -82,8 +88,11 @@ def frame(lines: Sequence[Line]) -> pd.DataFrame:
 
 
 def blocks(record: Record) -> list[Block]:
-    """Return the series for all points in a run, including cold starts (phase `ttfp`)."""
-    found = []
+    """Return the series for all points in a run, including cold starts (phase `ttfp`).
+
+    Series stay compact until `samples` makes a line for each sample.
+    """
+    series_blocks = []
     for point in record.points:
         for series in point.series:
             block = {
@@ -98,8 +107,8 @@ def blocks(record: Record) -> list[Block]:
                 "values": np.asarray(series.samples, dtype=np.float64),
                 "warmup": series.warmup,
             }
-            found.append(block)
-    return found
+            series_blocks.append(block)
+    return series_blocks
 
 
 def samples(series: Sequence[Block], text: Callable[[str], str] = str) -> pd.DataFrame:
@@ -121,30 +130,31 @@ def samples(series: Sequence[Block], text: Callable[[str], str] = str) -> pd.Dat
     heads = pd.DataFrame(series, columns=list(_HEAD))
     for name in _TEXTS.intersection(heads):
         heads[name] = heads[name].map(text).astype("category")
-    made = heads.iloc[np.repeat(np.arange(len(series)), counts)].reset_index(drop=True)
-    made["sample_index"] = _joined(indices, np.int64)
-    made["is_warmup"] = made["sample_index"] < np.repeat(warmups, counts)
-    made["calls_per_sample"] = made.pop("calls_per_sample")
-    made["seconds"] = _joined(map(itemgetter("values"), series), np.float64)
-    return made
+    table = heads.iloc[np.repeat(np.arange(len(series)), counts)].reset_index(drop=True)
+    table["sample_index"] = _joined(indices, np.int64)
+    table["is_warmup"] = table["sample_index"] < np.repeat(warmups, counts)
+    table["calls_per_sample"] = table.pop("calls_per_sample")
+    table["seconds"] = _joined(map(itemgetter("values"), series), np.float64)
+    return table
 
 
-def to_parquet(made: pd.DataFrame) -> bytes:
+def to_parquet(table: pd.DataFrame) -> bytes:
     """Return a data frame as Parquet."""
     buffer = io.BytesIO()
-    made.to_parquet(buffer, engine="pyarrow", index=False)
+    table.to_parquet(buffer, engine="pyarrow", index=False)
     return buffer.getvalue()
 
 
 def samples_csv(series: Sequence[Block]) -> bytes:
     """Return samples as CSV like `csv_tables.to_csv`: in full precision and without formulas."""
-    made = samples(series, text=csv_tables.cell_text)
-    made["is_warmup"] = np.where(made["is_warmup"], "true", "false")
-    content: str = made.to_csv(index=False, lineterminator="\r\n")
+    table = samples(series, text=csv_tables.cell_text)
+    table["is_warmup"] = np.where(table["is_warmup"], "true", "false")
+    content: str = table.to_csv(index=False, lineterminator="\r\n")
     return content.encode("utf-8", errors="replace")
 
 
 def _column(name: str, cells: Sequence[flat.Cell]) -> pd.Series:
+    """Return cells as a column of the type that `frame` describes."""
     import pandas as pd
 
     if name == "started":
@@ -170,4 +180,5 @@ def _column(name: str, cells: Sequence[flat.Cell]) -> pd.Series:
 
 
 def _joined(arrays: Iterable[Any], dtype: Any) -> Any:
+    """Return arrays as one, of the given type even without arrays."""
     return np.concatenate([np.empty(0, dtype=dtype), *arrays])

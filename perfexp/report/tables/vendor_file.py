@@ -1,4 +1,8 @@
-"""Vendor file: a run's figures for other tools, with its record, named by vendor and time."""
+"""Vendor file: a run's figures for other tools, with its record, named by vendor and time.
+
+A run with `export.vendor_json=true` writes it. `perfexp compare` reads the record in it, so that
+files from several vendors' machines can be compared.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +33,8 @@ Entry = dict[str, Any]
 
 
 class _Content(msgspec.Struct):
+    """Keys of a vendor file that perfexp reads back."""
+
     format: int
     record: msgspec.Raw
 
@@ -41,15 +47,19 @@ def name(record: Record) -> str:
 
 
 def is_wanted(record: Record) -> bool:
-    """Return whether the run's plan has `export.vendor_json=true` and anything was timed."""
+    """Return whether the run's plan has `export.vendor_json=true` and anything was timed.
+
+    `run_files` then writes the file beside the other results.
+    """
     is_timed = any(point.status is Status.OK and point.key.is_timed for point in record.points)
     return is_timed and fact_at(record.plan, "export.vendor_json") is True
 
 
 def to_json(analysis: Analysis) -> bytes:
-    """Return the file content.
+    """Return a vendor file's content: facts, figures of trainings and inferences, and the record.
 
-    Figures have a value and the ends of their 95 % interval, null without an interval.
+    Figures have a value and the ends of their 95 % interval, null without an interval. Times end in
+    their unit; the whole record comes last, so that `load` can read it back.
     """
     record, about = analysis.record, analysis.about
     start, end = datetime.fromisoformat(record.started), datetime.fromisoformat(record.ended)
@@ -77,12 +87,17 @@ def to_json(analysis: Analysis) -> bytes:
 
 
 def is_one(path: Path) -> bool:
-    """Return whether a file is named like a vendor file."""
+    """Return whether a file is named like a vendor file.
+
+    `perfexp compare` recognizes vendor files by it.
+    """
     return path.name.startswith(_BEGINNING) and path.suffix == ".json"
 
 
 def load(path: Path) -> Record:
     """Read the record in a vendor file.
+
+    `perfexp compare` accepts such files in place of run folders.
 
     Raises:
         UserError: the file is missing or invalid, or its format is newer.
@@ -131,6 +146,7 @@ def _training(row: Row, record: Record) -> Entry:
 
 
 def _inference(row: Row, analysis: Analysis) -> Entry:
+    """Return an inference's figures: rate, percentiles in ms, cold start, accuracy and energy."""
     rate, start = row.samples_per_second, None
     for first in reversed(analysis.cold_starts):
         if (first.key.input_size, first.key.batch_size) == (row.key.input_size, row.key.batch_size):
@@ -147,6 +163,10 @@ def _inference(row: Row, analysis: Analysis) -> Entry:
 
 
 def _common(row: Row) -> Entry:
+    """Return the entries that trainings and inferences share, with the user's own metrics.
+
+    Their names and units are the file's own format.
+    """
     entry: Entry = {
         "input_size": list(row.key.input_size),
         "batch_size": row.key.batch_size,
@@ -165,7 +185,10 @@ def _common(row: Row) -> Entry:
 def _figure(
     figure: Interval | Metric | None, scaled: Callable[[float], float] = float
 ) -> Entry | None:
-    """Return a figure and the ends of its interval in another unit, lower end first."""
+    """Return a figure and the ends of its interval in another unit, lower end first.
+
+    None for a missing figure; both ends are None without an interval.
+    """
     if figure is None or figure.value is None:
         return None
     low = high = None

@@ -1,4 +1,9 @@
-"""Tracking stores, which receive finished records."""
+"""Tracking stores, which receive finished records: MLflow, or none.
+
+The parent process calls a `Tracker` when a training advances and when a record is complete.
+`mlflow_sink` passes payloads to a sending process, which alone imports MLflow. What is sent comes
+from the record only, so `perfexp sync` can send it again later.
+"""
 
 from __future__ import annotations
 

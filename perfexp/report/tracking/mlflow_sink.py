@@ -1,4 +1,8 @@
-"""MLflow sink: a command's tracking store, and the process that sends to it. No MLflow here."""
+"""MLflow sink: a command's tracking store, and the process that sends to it. No MLflow here.
+
+The plan's `tracking=mlflow` selects `MlflowSink`. It builds a payload and passes it to a
+`SenderProcess` (`send`), which imports MLflow, so that a slow store cannot disturb a measurement.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +56,15 @@ class MlflowSink(Tracker):
     A record's run is found by its uid and updated, so nothing is stored twice. MLflow never changes
     parameters. A name or description that a person has edited stays.
 
+    Args:
+        uri: store; None for MLFLOW_TRACKING_URI or the default store.
+        experiment: MLflow experiment; None for the plan's stage or the default.
+        run_name: read from the plan by `run_names`.
+        description: read from the plan by `descriptions`.
+        tags: read from the plan by `descriptions`; checked here before anything starts.
+        request_timeout_seconds: limit per server request.
+        deadline_seconds: limit for a whole delivery.
+
     Raises:
         UserError: MLflow supports no such store, or a limit is not positive.
     """
@@ -88,6 +101,7 @@ class MlflowSink(Tracker):
 
     @property
     def settings(self) -> dict[str, str]:
+        """Return the store's URI without credentials, and the experiment if the user named one."""
         return {
             "uri": str(hide(self.uri)),
             **({"experiment": self.experiment} if self.experiment else {}),
@@ -95,13 +109,18 @@ class MlflowSink(Tracker):
 
     @contextmanager
     def following(self, record: Callable[[], Record]) -> Iterator[Callable[[Point], None]]:
+        """Send a training's epochs as they arrive; see `Tracker.following`.
+
+        If the training is interrupted, its run in the store is closed as killed.
+        """
         start_sender()  # while the worker loads
         training: Payload | None = None
         seconds = 0.0
 
         def follow(point: Point) -> None:
+            """Send the epochs of a point; failures are reported later, with the record."""
             nonlocal training, seconds
-            with suppress(Exception):  # sending the record later reports the failure
+            with suppress(Exception):
                 training = training or payload.of_training(record(), point)
                 epochs = msgspec.structs.replace(
                     training, figures=payload.epochs_of(point, seconds)
@@ -121,10 +140,12 @@ class MlflowSink(Tracker):
             raise
 
     def publish(self, analysis: Analysis, folder: Path) -> str:
+        """Send a finished record; see `Tracker.publish`."""
         start_sender()  # imports MLflow while the payload is built
         return self._send(payload.of_run(analysis, folder), self._again(folder))
 
     def publish_sweep(self, whole: SweepAnalysis, folder: Path) -> str:
+        """Send a sweep summary; see `Tracker.publish_sweep`."""
         return self._send(payload.of_sweep(whole, folder), self._again(folder))
 
     def publish_comparison(
@@ -166,12 +187,17 @@ class MlflowSink(Tracker):
         return [Path(line) for line in lines.splitlines()]
 
     def _again(self, folder: Path) -> str:
+        """Return the remedy in an error message: where the record is, and how to send it again."""
         text = f"Nothing is lost: its record is in {folder}; send it again"
         line = foreign.command_line(["sync", str(folder)])
         return f"{text} with: {line}{store.uri_option(self.uri)}" if line else text
 
     def _send(self, content: Payload, remedy: str) -> str:
-        """Send a payload. Raise an error with the failure and its remedy in one message."""
+        """Send a payload and return the answer: console lines that say where to find the run.
+
+        Raises:
+            TrackingFailed: sending failed; the message ends with the remedy.
+        """
         try:
             if self.uri in _late:
                 raise TrackingFailed(
@@ -191,6 +217,11 @@ class MlflowSink(Tracker):
             ) from error
 
     def _delivery(self, content: Payload, kind: type[Delivery] = Delivery) -> Delivery:
+        """Return a request that sends a payload to this store.
+
+        Args:
+            kind: `Epochs` for a training in progress.
+        """
         folder, experiment = store.artifact_folder(self.uri), self.experiment or content.experiment
         artifacts = folder.as_uri() if folder else None
         return kind(
@@ -203,6 +234,7 @@ class MlflowSink(Tracker):
 
 
 def _reason(error: Exception) -> str:
+    """Return an error's text in one line, without credentials, for a message."""
     return clean(one_line(scrub(str(error))), 400)
 
 
@@ -225,7 +257,10 @@ class SenderProcess:
         )
 
     def put(self, request: Request) -> None:
-        """Write a request, without waiting: the process reads continuously."""
+        """Write a request, without waiting: the process reads continuously.
+
+        `deliver` then waits for the answer; epochs have none.
+        """
         assert self.process.stdin is not None
         self.process.stdin.write(request.to_line())
         self.process.stdin.flush()
@@ -288,7 +323,10 @@ def deliver(request: Request) -> str:
 
 
 def start_sender() -> SenderProcess:
-    """Start the sending process unless it already runs. It is ready some seconds later."""
+    """Start the sending process unless it already runs. It is ready some seconds later.
+
+    Callers start it early, because importing MLflow takes seconds.
+    """
     global _sender
     if _sender is not None and _sender.process.poll() is not None:
         end_sender()

@@ -1,4 +1,9 @@
-"""Payload: a record, a sweep or a comparison as MLflow runs. Nothing is sent here."""
+"""Payload: a record, a sweep or a comparison as MLflow runs. Nothing is sent here.
+
+`mlflow_sink` passes payloads to the sending process. A sweep is a run whose children are its runs;
+a run with several phases, batch sizes or input sizes has a nested run for each. A `Charted`
+(`tables.flat`) is a figure that MLflow charts; a `Figure` is the same in names that it accepts.
+"""
 
 from __future__ import annotations
 
@@ -7,51 +12,77 @@ import itertools
 import json
 import logging
 import math
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from perfexp.comparison.document import Comparison
-from perfexp.host.files import safe_name
 from perfexp.host.foreign import printable
 from perfexp.records.analysis import Analysis, SweepAnalysis
-from perfexp.records.paths import DETAILS, SweepPaths
-from perfexp.records.record import LARGEST, Artifact, Point, Record, Status
+from perfexp.records.paths import SweepPaths
+from perfexp.records.point_times import DEVICE_TIMES
+from perfexp.records.record import (
+    LARGEST,
+    Artifact,
+    Point,
+    Record,
+    Status,
+    without_replicate,
+)
+from perfexp.records.rows import Row
 from perfexp.records.subject import one_line
 from perfexp.records.sweep_record import Sweep
 from perfexp.report import markdown
 from perfexp.report.tables import flat
-from perfexp.report.tables.flat import Cell, PointRun, by_size, charted, of_epochs, point_runs
-from perfexp.report.tracking import descriptions, figures, run_names, run_params
-from perfexp.report.tracking.delivery import DEFAULT_EXPERIMENT, Figure, Payload, Upload, to_ms
+from perfexp.report.tables.flat import (
+    Cell,
+    Charted,
+    PointRun,
+    by_size,
+    charted,
+    of_epochs,
+    point_runs,
+)
+from perfexp.report.tracking import descriptions, run_names
+from perfexp.report.tracking.delivery import (
+    DEFAULT_EXPERIMENT,
+    Figure,
+    Payload,
+    Upload,
+    sendable,
+    to_ms,
+)
 from perfexp.report.tracking.descriptions import reasons, safe_uid
-from perfexp.report.tracking.figures import metric_part
-from perfexp.report.tracking.store import NAME_LENGTH, TAG_LENGTH, clean
+from perfexp.report.tracking.store import NAME_LENGTH, TAG_LENGTH, clean, metric_part
 
-#: A run's artifact folders; files of any other kind lie next to them.
-FOLDERS = ("config", "data", "plots", "tables", "profiles", "logs")
-#: Larger files stay on disk: a copied sparse file could fill the store.
-_MAX_FILE_BYTES = 2 << 30
 #: Limit on nested runs for sizes; each takes some 50 ms to send.
 _MOST_SIZES = 64
+#: Call times that `best_figures` ranks.
+_TIMES = (*DEVICE_TIMES, "latency")
+#: Name endings of interval bounds: for medians, and for any metric.
+_MEDIAN_INTERVAL = re.compile(r"/ci_(low_ms|high_ms|half_width_percent)$")
+_INTERVAL = re.compile(r"_(low|high)$")
 #: File name of the table with a run's points.
 _TABLE = "points.json"
 _log = logging.getLogger(__name__)
 
 
 def of_run(analysis: Analysis, folder: Path) -> Payload:
-    """Return a record as an MLflow run.
+    """Return a record as an MLflow run, with the artifacts in its folder.
 
-    If the run has several phases or batch sizes, each becomes a nested run.
+    If the run has several phases, batch sizes or input sizes, each becomes a nested run. The run
+    itself then shows the best figures only.
     """
     record, parts = analysis.record, point_runs(analysis)
-    found = charted(parts[0]) if len(parts) == 1 else figures.best(analysis.rows)
-    metrics, notes = figures.of(found, figures.times(record))
-    own = Artifact(path="record.json", kind="data")  # the record does not list itself
-    others = [artifact for artifact in record.artifacts if artifact.path != own.path]
-    files, skipped = sendable([*others, own], folder)
+    figures = charted(parts[0]) if len(parts) == 1 else best_figures(analysis.rows)
+    metrics, notes = sendable_figures(figures, end_times(record))
+    itself = Artifact(path="record.json", kind="data")  # the record does not list itself
+    others = [artifact for artifact in record.artifacts if artifact.path != itself.path]
+    files, skipped = sendable([*others, itself], folder)
     for path, reason in skipped.items():
         _log.warning("%s is not sent to MLflow: %s", printable(path), printable(reason))
+    # points interrupted or killed count, even if the record has another status first
     statuses = {record.status, *(point.status for point in record.points)}
     points, first_tags = table_of(flat.overall(analysis))
     tags = {
@@ -68,10 +99,10 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
         started=record.started,
         ended=record.ended,
         figures=metrics,
-        params=run_params.of_run(record),
+        params=descriptions.params_of_run(record),
         tags=descriptions.point_tags(analysis, notes) | descriptions.tags(tags),
         first_tags=first_tags,
-        datasets=run_params.datasets(record, [row.key for row in analysis.rows]),
+        datasets=descriptions.datasets(record, [row.key for row in analysis.rows]),
         note=descriptions.of_run(analysis, skipped),
         files=[*files, *points],
         parent=_parent(record),
@@ -80,7 +111,10 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
 
 
 def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
-    """Return a sweep's summary as the parent run for its runs."""
+    """Return a sweep's summary as the parent run for its runs, which are sent separately.
+
+    Parameters and the winner are set once all runs have ended.
+    """
     sweep = whole.sweep
     records = [one.record for one in whole.analyses]
     paths = SweepPaths(folder)
@@ -93,7 +127,7 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
     is_whole = len(sweep.children) == sweep.jobs
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
     table = list(itertools.chain.from_iterable(one.rows for one in whole.analyses))
-    metrics, notes = figures.of(figures.best(table), lambda _: ended)
+    metrics, notes = sendable_figures(best_figures(table), lambda _: ended)
     points, first_tags = table_of(flat.sweep(whole) if records else [])
     tags = {
         "perfexp.expected": "" if sweep.jobs is None else str(sweep.jobs),
@@ -104,8 +138,8 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
     }
     params: dict[str, str] = {}
     if is_whole:  # MLflow never changes a parameter
-        params = run_params.of_sweep(sweep, records)
-        tags |= figures.winner(whole)
+        params = descriptions.params_of_sweep(sweep, records)
+        tags |= descriptions.winner_tags(whole)
     experiment = DEFAULT_EXPERIMENT
     if records:
         experiment = _experiment(records[0])
@@ -190,13 +224,13 @@ def of_training(record: Record, point: Point) -> Payload:
 
 
 def epochs_of(point: Point, seconds: float) -> list[Figure]:
-    """Return figures for a point's epochs.
+    """Return figures for a point's epochs, sent while the training runs.
 
     Args:
         seconds: duration of earlier epochs, which the point does not contain.
     """
-    ends = figures.ends_of_epochs(point, seconds)
-    return figures.of(of_epochs(point), lambda one: ends[one.step])[0]
+    ends = ends_of_epochs(point, seconds)
+    return sendable_figures(of_epochs(point), lambda one: ends[one.step])[0]
 
 
 def _children(record: Record, parts: Sequence[PointRun]) -> list[Payload]:
@@ -218,7 +252,12 @@ def _children(record: Record, parts: Sequence[PointRun]) -> list[Payload]:
 
 
 def _of_points(record: Record, part: PointRun, kind: str) -> Payload:
-    metrics, notes = figures.of(charted(part), figures.times(record))
+    """Return a nested run for a part of a record's points.
+
+    Args:
+        kind: `point` for a phase and batch size, `size` for one input size in it.
+    """
+    metrics, notes = sendable_figures(charted(part), end_times(record))
     keys = [row.key for row in part.analysis.rows]
     identity = {
         "perfexp.kind": kind,
@@ -235,9 +274,9 @@ def _of_points(record: Record, part: PointRun, kind: str) -> Payload:
         started=record.started,
         ended=record.ended,
         figures=metrics,
-        params=run_params.of_keys(record, keys),
+        params=descriptions.params_of_points(record, keys),
         tags=descriptions.point_tags(part.analysis, notes),
-        datasets=run_params.datasets(record, keys),
+        datasets=descriptions.datasets(record, keys),
         note=descriptions.of_points(part.analysis),
     )
 
@@ -255,18 +294,22 @@ def _parent(record: Record) -> Payload | None:
 
 
 def _name(text: str) -> str:
+    """Return a run's name in the length that MLflow accepts."""
     return clean(text, NAME_LENGTH)
 
 
 def _run_identity(record: Record) -> dict[str, str]:
+    """Return the tags that identify a record's run in a store."""
     return {"perfexp.kind": "run", "perfexp.uid": safe_uid(record.uid)}
 
 
 def _sweep_identity(uid: str) -> dict[str, str]:
+    """Return the tags that identify a sweep's run in a store."""
     return {"perfexp.kind": "sweep", "perfexp.sweep": safe_uid(uid)}
 
 
 def _experiment(record: Record) -> str:
+    """Return the MLflow experiment: the stage that the user named (`stage=…`), or the default."""
     stage = record.plan.get("stage")
     if isinstance(stage, str) and stage:
         return stage
@@ -280,6 +323,8 @@ def run_status(statuses: Collection[Status]) -> str:
       that the model refuses).
     * KILLED: somebody stopped it early.
     * FAILED: everything else, including a run without a single figure.
+
+    MLflow's lists show it with an icon.
     """
     if {Status.INTERRUPTED, Status.KILLED} & set(statuses):
         return "KILLED"
@@ -300,14 +345,139 @@ def sweep_status(sweep: Sweep) -> str:
     return run_status([child.status for child in sweep.children])
 
 
+# figures
+
+
+def sendable_figures(
+    charted_figures: Iterable[Charted], time_ms: Callable[[Charted], int]
+) -> tuple[list[Figure], dict[str, str]]:
+    """Return the figures that a tracking store accepts, and tags about the metrics.
+
+    One tag lists dropped metrics with reasons. The other tag lists estimated metrics.
+
+    Args:
+        charted_figures: figures, including those without a value.
+        time_ms: returns a metric's time, in ms since 1970.
+    """
+    sent: dict[tuple[str, int], Figure] = {}
+    dropped: dict[str, str] = {}
+    estimated: dict[str, None] = {}
+    for quantity in charted_figures:
+        # MLflow rejects a whole batch of metrics for one bad name
+        name = f"{metric_part(quantity.group)}/{metric_part(quantity.name)}"
+        name, step = name[:NAME_LENGTH].rstrip(" ."), quantity.step
+        if quantity.value is None or not math.isfinite(quantity.value):
+            dropped.setdefault(name, quantity.reason or f"the value is {quantity.value}")
+        elif (name, step) in sent:
+            reason = "two metrics have this name in MLflow's letters; the first one is shown"
+            dropped.setdefault(name, reason)
+        else:
+            sent[name, step] = Figure(name, float(quantity.value), step, time_ms(quantity))
+            if quantity.estimated:
+                estimated[name] = None
+    outdated = _outdated(sent)  # names of interval bounds
+    reason = "the last measurement has no interval; see tables/points.json"
+    dropped |= dict.fromkeys(outdated, reason)
+    tags = {
+        "perfexp.dropped_metrics": reasons(dropped),
+        "perfexp.estimated_metrics": ", ".join(estimated),
+    }
+    return [one for one in sent.values() if one.name not in outdated], tags
+
+
+def _outdated(sent: Iterable[tuple[str, int]]) -> list[str]:
+    """Return interval bounds whose last step comes before the last step of their metric.
+
+    A store would show such bounds beside another point's value.
+    """
+    last: dict[str, int] = {}
+    for name, step in sent:
+        last[name] = max(step, last.get(name, step))
+    outdated = []
+    for name, step in last.items():
+        metric = _INTERVAL.sub("", _MEDIAN_INTERVAL.sub("/p50_ms", name))
+        if step < last.get(metric, step):
+            outdated.append(name)
+    return outdated
+
+
+def end_times(record: Record) -> Callable[[Charted], int]:
+    """Return a function that maps a figure to the end of its epoch or point, in ms since 1970.
+
+    Points without a start get the record's end. With several processes a point ends with the last.
+    A store shows the latest value, so figures from more processes replace figures from fewer. `of`
+    calls it for each figure.
+    """
+    ends: dict[tuple[object, int | None], int] = {}
+    for point in record.points:
+        start = to_ms(point.started)
+        end = to_ms(record.ended) or 0
+        if start is not None:
+            end = start + round(1e3 * (point.wall_seconds or 0.0))
+        for key in (point.key, without_replicate(point.key)):
+            ends[key, None] = max(end, ends.get((key, None), 0))
+        for number, epoch_end in ends_of_epochs(point).items():
+            ends[point.key, number] = epoch_end
+    return lambda one: ends[one.key, one.step if one.group == "epoch" else None]
+
+
+def ends_of_epochs(point: Point, seconds: float = 0.0) -> dict[int, int]:
+    """Return a training's epoch end times in ms since 1970, by epoch number.
+
+    They are computed as if training began at the point's start, after `seconds` of earlier epochs.
+    Epochs sent during a training then have the same times as in the record.
+
+    Args:
+        seconds: duration of earlier epochs, which the point does not contain.
+    """
+    start = to_ms(point.started) or 0
+    ends = {}
+    for epoch in point.epochs:
+        seconds += epoch.total_seconds
+        ends[epoch.number] = start + round(1e3 * seconds)
+    return ends
+
+
+def best_figures(table: Sequence[Row]) -> Iterator[Charted]:
+    """Yield the best figures per phase: the smallest median of each time in ms, and the best rate.
+
+    The runs of a sweep, or of several points, show them in place of all figures. With several
+    phases names begin with the phase.
+
+    Args:
+        table: rows of all points.
+    """
+    phases: dict[str, list[Row]] = {}
+    for row in table:
+        phases.setdefault(row.key.phase, []).append(row)
+    for phase, rows in phases.items():
+        prefix = ""
+        if len(phases) > 1:
+            prefix = f"{phase}_"
+        for kind in _TIMES:
+            if timed := [row for row in rows if kind in row.times]:
+                row = min(timed, key=lambda row: row.times[kind].median.value)
+                median = row.times[kind].median
+                name, milliseconds = f"{prefix}{kind}_p50_ms", median.value * 1e3
+                is_estimated = median.low is None
+                yield Charted("best", name, milliseconds, row.key, 0, estimated=is_estimated)
+        if rated := [(rate, row) for row in rows if (rate := row.samples_per_second)]:
+            rate, row = max(rated, key=lambda one: one[0].value)
+            name, is_estimated = f"{prefix}samples_per_second", rate.low is None
+            yield Charted("best", name, rate.value, row.key, 0, estimated=is_estimated)
+
+
 # files
 
 
 def table_of(lines: Sequence[Mapping[str, Cell]]) -> tuple[list[Upload], dict[str, str]]:
     """Return a table as a file in the format of `mlflow.log_table`, and the tag that lists it.
 
-    Nothing without lines. MLflow groups rows across runs by the first column and compares the
-    second.
+    Both are empty without lines. MLflow shows the table on the run's page. Across runs it groups
+    rows by the first column and compares the second.
+
+    Args:
+        lines: cells by column, one mapping per row.
     """
     rows, columns = list[dict[str, Cell]](), dict[str, None]()
     for line in lines:
@@ -336,54 +506,7 @@ def _point(line: Mapping[str, Cell]) -> str:
 
 
 def _cell(cell: Cell) -> Cell:
+    """Return a cell as strict JSON allows it: None in place of infinity and NaN."""
     if isinstance(cell, float) and not math.isfinite(cell):
         return None
     return cell
-
-
-def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload], dict[str, str]]:
-    """Return the files to send, and reasons for skipped files, keyed by path in the record.
-
-    The record is data and can name anything. For example, `plots/a b.png` with kind `plots` becomes
-    `plots/a-b.png`; deeper folders become part of the name.
-    """
-    uploads: dict[str, Upload] = {}
-    sources = set[str]()
-    skipped: dict[str, str] = {}
-    for artifact in artifacts:
-        kind = artifact.kind if artifact.kind in FOLDERS else ""
-        parts = PurePosixPath(artifact.path).parts
-        name = safe_name("-".join(part for part in parts if part not in (kind, DETAILS)))
-        source = str(folder.absolute() / artifact.path)
-        place = f"{kind}/{name}".lstrip("/")
-        if reason := _refusal(artifact.path, folder):
-            skipped[artifact.path] = reason
-        elif place in uploads:
-            skipped[artifact.path] = f"{place} is there already"
-        elif source in sources:
-            skipped[artifact.path] = "it is named twice"
-        else:
-            uploads[place] = Upload(source=source, folder=kind, name=name)
-            sources.add(source)
-    return list(uploads.values()), skipped
-
-
-def _refusal(path: str, folder: Path) -> str | None:
-    """Return why a file is not sent, or None.
-
-    Links, and files outside the run's folder, are never sent.
-    """
-    root = folder.resolve()
-    source = root / path
-    try:
-        if not source.is_relative_to(root) or source.resolve() != source:
-            return "a link, or outside of the run's folder"
-        if not source.is_file():
-            if source.exists():
-                return "not a file"
-            return "missing"
-        if source.stat().st_size > _MAX_FILE_BYTES:
-            return f"larger than {_MAX_FILE_BYTES >> 30} GiB"
-        return None
-    except (OSError, ValueError) as error:
-        return str(error)

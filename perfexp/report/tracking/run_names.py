@@ -1,4 +1,8 @@
-"""Run names for lists, which show about 17 characters: short, with what differs first."""
+"""Run names for MLflow's lists, which show about 17 characters: short, with what differs first.
+
+A name consists of words: model, algorithm, mode, precision, execution, sizes. Usual words are left
+out. In a sweep the words for its axes (the overrides that vary) come first.
+"""
 
 from __future__ import annotations
 
@@ -57,12 +61,13 @@ def of_run(record: Record, keys: Iterable[Key] = ()) -> str:
     Args:
         keys: points that the name describes; all by default.
     """
-    own = "" if record.sweep else of_user(record)  # in a sweep, the user names the whole sweep
-    return own or _fitted(_words(record, list(keys) or _timed(record)), _axes(record))
+    # in a sweep, the user names the whole sweep
+    user_name = "" if record.sweep else of_user(record)
+    return user_name or _fitted(_words(record, list(keys) or _timed(record)), _axes(record))
 
 
 def of_part(record: Record, keys: Sequence[Key]) -> str:
-    """Return the name for one phase and batch size, e.g. `b8 train resnet50 224`."""
+    """Return the name for a nested run: one phase and batch size, e.g. `b8 train resnet50 224`."""
     words = _words(record, keys)
     words["mode"] = _MODES.get(keys[0].phase, keys[0].phase) if keys else ""
     return _fitted(words, _axes(record), [words["batch_size"], words["mode"]])
@@ -80,10 +85,8 @@ def of_sweep(sweep: Sweep, records: Sequence[Record]) -> str:
     counts = dict.fromkeys(values, "")
     if len(sweep.children) == sweep.jobs:
         counts = {axis: f"{len(texts)} " for axis, texts in values.items() if len(texts) > 1}
-    own = ""
-    if records:
-        own = of_user(records[0])
-    return own or _of_axes(counts, records) or one_line(sweep.name)
+    user_name = of_user(records[0]) if records else ""
+    return user_name or _of_axes(counts, records) or one_line(sweep.name)
 
 
 def of_unfinished_sweep(record: Record) -> str:
@@ -92,28 +95,40 @@ def of_unfinished_sweep(record: Record) -> str:
 
 
 def of_user(record: Record) -> str:
-    """Return `tracking.run_name` from a record's plan, or an empty string."""
+    """Return `tracking.run_name` from a record's plan, or an empty string.
+
+    It replaces the generated name.
+    """
     return one_line(str(fact_at(record.plan, "tracking.run_name") or ""))
 
 
 def shape(keys: Sequence[Key]) -> str:
-    """Return input and batch sizes, e.g. `224x224 b8` or `160x160-320x320 b1-64`."""
+    """Return input and batch sizes, e.g. `224x224 b8` or `160x160-320x320 b1-64`.
+
+    Names of datasets contain it.
+    """
     sizes = ["x".join(map(str, key.input_size)) for key in sorted(keys, key=lambda key: key.pixels)]
     return f"{_range(sizes)} {_batches(keys)}".strip()
 
 
 def _axes(record: Record) -> Mapping[str, str]:
+    """Return the sweep axes and this run's values; empty outside a sweep."""
     if record.sweep:
         return record.sweep.axes
     return {}
 
 
 def _timed(record: Record) -> list[Key]:
+    """Return the keys of a record's timed points."""
     return [point.key for point in record.points if point.key.is_timed]
 
 
 def _of_axes(counts: Mapping[str, str], records: Sequence[Record]) -> str:
-    """Return the axes with their value counts, if known, and the words that all records share."""
+    """Return a sweep's name: `3 models × 2 algorithms`, then the words that all records share.
+
+    Args:
+        counts: number of values with a space, by axis; empty texts while it is unknown.
+    """
     nouns = []
     for axis, count in counts.items():
         part = _part(axis)
@@ -126,7 +141,10 @@ def _of_axes(counts: Mapping[str, str], records: Sequence[Record]) -> str:
 
 
 def _words(record: Record, keys: Sequence[Key]) -> dict[str, str]:
-    """Return a run's words, keyed by name part, most informative first."""
+    """Return a run's words, keyed by name part, most informative first.
+
+    `_fitted` joins as many as a name has room for.
+    """
     about = subject(record.plan)
     return {
         "model": about.model,
@@ -162,6 +180,7 @@ def _batches(keys: Sequence[Key]) -> str:
 
 
 def _range(sorted_texts: Sequence[str]) -> str:
+    """Return the first and last text as `FIRST-LAST`; once if they are equal, empty if none."""
     return "-".join(dict.fromkeys([*sorted_texts[:1], *sorted_texts[-1:]]))
 
 
@@ -179,7 +198,10 @@ def _fixed(words: Mapping[str, str], axes: Iterable[str]) -> list[str]:
 
 
 def _varying(words: Mapping[str, str], axes: Mapping[str, str]) -> list[str]:
-    """Return the words for a sweep's axes."""
+    """Return the words for a sweep's axes.
+
+    Axes without a word of their own appear as `NAME=VALUE`.
+    """
     varying = []
     for axis, value in axes.items():
         if part := _part(axis):
@@ -195,6 +217,11 @@ def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[s
     """Join words into a name of at most `LENGTH` characters.
 
     Long words are shortened, starting with the last, and then left out, so that numbers remain.
+
+    Args:
+        words: a run's words by name part, from `_words`.
+        axes: sweep axes with the run's values.
+        first: words that come first and are never shortened.
     """
     varying, fixed = [*first, *_varying(words, axes)], _fixed(words, axes)
     texts: dict[str, str] = {}
@@ -217,7 +244,7 @@ def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[s
 
 
 def _with(text: str, words: Iterable[str]) -> str:
-    """Append to a text those words that fit."""
+    """Return a text with those words appended that fit into `LENGTH` characters."""
     for word in words:
         if text and len(text) + 1 + len(word) <= LENGTH:
             text += f" {word}"
@@ -225,6 +252,7 @@ def _with(text: str, words: Iterable[str]) -> str:
 
 
 def _cut(word: str, length: int) -> str:
+    """Return a word's beginning, with `…` if it was longer than `length` characters."""
     if len(word) <= length:
         return word
     return f"{word[: length - 1]}…"

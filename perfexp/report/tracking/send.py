@@ -1,5 +1,8 @@
 """The process that sends payloads to MLflow and fetches records: JSON lines from stdin to stdout.
 
+`mlflow_sink.SenderProcess` starts it and writes requests (`delivery`). Each request but `Epochs`
+gets an answer: `link` with console lines, or `error`.
+
 Only this process imports MLflow. At the deadline the kernel terminates it (SIGALRM), because an
 HTTP timeout does not limit a server that answers one byte at a time.
 """
@@ -81,7 +84,10 @@ Requests = queue.SimpleQueue[Delivery | Epochs | Fetch | None]
 
 
 def main(parent: int) -> None:
-    """Send until stdin ends or the process `parent`, which reads the answers, ends."""
+    """Send until stdin ends or the process `parent`, which reads the answers, ends.
+
+    A thread reads requests at once, because the process that writes them is measuring.
+    """
     die_with(parent)
     requests: Requests = queue.SimpleQueue()
     threading.Thread(target=_read, args=[requests], daemon=True).start()
@@ -104,6 +110,7 @@ def _read(requests: Requests) -> None:
 
 
 def _answer(request: Delivery | Fetch) -> dict[str, Any]:
+    """Carry out a request and return its answer: `link`, or `error` with the reason."""
     try:
         with _limited_time(request.deadline_seconds + _MARGIN_SECONDS):
             return {"link": fetch(request) if isinstance(request, Fetch) else send(request)}
@@ -123,6 +130,7 @@ def _limited_time(seconds: float) -> Iterator[None]:
 
 
 def _limit_memory() -> None:
+    """Limit this process's memory beyond the imports, if the system allows it."""
     with suppress(OSError, ValueError):
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         limit = psutil.Process().memory_info().vms + _MEMORY_BYTES
@@ -180,6 +188,11 @@ def send(delivery: Delivery) -> str:
 
 
 def _send(delivery: Delivery) -> str:
+    """Send a payload once: find or create its runs under the lock, fill them, upload the files.
+
+    Runs that another process created at the same moment are settled at the end, when they are
+    visible; nested runs are then moved below the run that stays.
+    """
     from mlflow import MlflowClient
 
     os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(delivery.request_timeout_seconds)
@@ -260,7 +273,7 @@ class Claim:
 
     @property
     def run_id(self) -> str:
-        """Return the run's id."""
+        """Return the run's id; `TrackingFailed` if the server's answer is not an id."""
         return checked_id(self.run.info.run_id)
 
     def settle(self) -> bool:
@@ -273,18 +286,20 @@ class Claim:
         return True
 
     def _create(self, payload: Payload) -> Run:
+        """Create the payload's run in its final status, without figures."""
         start, tags = to_ms(payload.started), {**payload.identity, _NAME: payload.name}
         run = self._client.create_run(self._experiment_id, start, tags=tags, run_name=payload.name)
         _end_run(self._client, run, payload)
         return run
 
     def _earliest(self) -> Run | None:
+        """Return the earliest stored run with the payload's identity tags; None without any."""
         runs = self._client.search_runs([self._experiment_id], self._query)
         return min(runs, key=lambda run: (run.info.start_time, run.info.run_id), default=None)
 
 
 def _end_run(client: MlflowClient, run: Run, payload: Payload) -> None:
-    """Set status, end and name.
+    """Set a run's status, end and name, unless a person has changed the name.
 
     Also called at creation, so that an interrupted run does not stay RUNNING.
     """
@@ -298,7 +313,10 @@ def _end_run(client: MlflowClient, run: Run, payload: Payload) -> None:
 
 
 def fill(client: MlflowClient, run: Run, payload: Payload, above: Mapping[str, str]) -> None:
-    """Update a run's metrics, parameters and tags, in batches as large as MLflow accepts.
+    """Update a run's metrics, parameters, tags and datasets, in batches that MLflow accepts.
+
+    Stored parameters, `first_tags` and an edited description stay. perfexp's tags that the payload
+    lacks are removed.
 
     Args:
         above: tags that name the parent run.
@@ -306,16 +324,16 @@ def fill(client: MlflowClient, run: Run, payload: Payload, above: Mapping[str, s
     from mlflow.entities import Metric, Param, RunTag
 
     run_id, old, tags = run.info.run_id, run.data, {**payload.tags, **above, _NAME: payload.name}
-    own = dict(payload.first_tags)
+    extended_tags = dict(payload.first_tags)
     for name in old.tags:
-        own.pop(name, None)
+        extended_tags.pop(name, None)
     if _NOTE not in old.tags or is_unedited(old.tags[_NOTE]):
-        own[_NOTE] = payload.note
+        extended_tags[_NOTE] = payload.note
     metrics = []
     for figure in payload.figures:
         metrics.append(Metric(figure.name, figure.value, figure.time_ms, figure.step))
     params = [Param(name, text) for name, text in payload.params.items() if name not in old.params]
-    new_tags = list(itertools.starmap(RunTag, {**tags, **own}.items()))
+    new_tags = list(itertools.starmap(RunTag, {**tags, **extended_tags}.items()))
     batches = zip_longest(
         _chunks(metrics, _METRICS), _chunks(params, _PARAMS), _chunks(new_tags, _TAGS), fillvalue=()
     )
@@ -329,23 +347,30 @@ def fill(client: MlflowClient, run: Run, payload: Payload, above: Mapping[str, s
 
 
 def _chunks(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    """Return items in parts of at most `size`."""
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def _add_inputs(client: MlflowClient, run: Run, datasets: Sequence[Dataset]) -> None:
-    """Add missing datasets to a run."""
+    """Add missing datasets to a run.
+
+    A run that is sent again has them already.
+    """
     from mlflow import entities
 
     there = set[tuple[str, str]]()
-    for known in run.inputs.dataset_inputs if run.inputs else ():
-        there.add((known.dataset.name, known.dataset.digest))
+    for stored in run.inputs.dataset_inputs if run.inputs else ():
+        there.add((stored.dataset.name, stored.dataset.digest))
     inputs = []
-    for one in datasets:
-        if (one.name, one.digest) not in there:
+    for dataset_to_add in datasets:
+        if (dataset_to_add.name, dataset_to_add.digest) not in there:
             dataset = entities.Dataset(
-                name=one.name, digest=one.digest, source_type="perfexp", source=one.source
+                name=dataset_to_add.name,
+                digest=dataset_to_add.digest,
+                source_type="perfexp",
+                source=dataset_to_add.source,
             )
-            context = entities.InputTag("mlflow.data.context", one.context)
+            context = entities.InputTag("mlflow.data.context", dataset_to_add.context)
             inputs.append(entities.DatasetInput(dataset, [context]))
     if inputs:
         client.log_inputs(run.info.run_id, inputs)
@@ -353,6 +378,9 @@ def _add_inputs(client: MlflowClient, run: Run, datasets: Sequence[Dataset]) -> 
 
 def upload(client: MlflowClient, run_id: str, files: Sequence[Upload], uri: str) -> None:
     """Send files to a run's artifact location.
+
+    Args:
+        uri: the store, which limits where files may go.
 
     Raises:
         TrackingFailed: the store names a folder on this machine, or another host.
@@ -402,8 +430,8 @@ def fetch(request: Fetch) -> str:
             )
         )
     files: list[str] = []
-    for number, found in enumerate(runs):
-        place = str(found.info.artifact_uri)
+    for number, stored_run in enumerate(runs):
+        place = str(stored_run.info.artifact_uri)
         if is_foreign_place(place, request.uri):
             raise TrackingFailed(
                 f"its files are at {place.partition(':')[0][:20]}:…, outside of the store"
@@ -428,7 +456,10 @@ def _limited_files(most_bytes: int) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """Return why sending failed, with a remedy if there is one."""
+    """Return why sending failed, with a remedy if there is one.
+
+    The text has no credentials and a limited length.
+    """
     if "MemoryError" in "".join(traceback.format_exception(error)):  # also as a hidden cause
         return (
             "the server's answer needs more memory than sending may use; see whether it is a "

@@ -1,4 +1,9 @@
-"""Tracking store: URI, lock, artifact folder, pages and text limits, without importing MLflow."""
+"""Tracking store: URI, lock, artifact folder, pages and text limits, without importing MLflow.
+
+A store is a SQLite file (by default outputs/mlflow.db), another database, or a tracking server.
+Records may contain credentials and stores may be prepared by others, so texts are masked, and
+nothing is sent to a place that the user did not name.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +73,8 @@ def mlflow_environment() -> dict[str, str]:
 def clean(text: str, length: int) -> str:
     """Return a text that every store accepts, cut to `length` characters.
 
-    Credentials are masked, NUL is removed, and lone surrogates become `?`.
+    Credentials are masked, NUL is removed, and lone surrogates become `?`. All texts that are sent
+    go through it.
     """
     text = mask(text.replace("\0", "").encode(errors="replace").decode())
     if len(text) <= length:
@@ -77,17 +83,25 @@ def clean(text: str, length: int) -> str:
 
 
 def allowed(text: str) -> str:
-    """Replace characters that MLflow names cannot contain."""
+    """Return a name with `_` for characters that MLflow names cannot contain, never empty."""
     return _FORBIDDEN.sub("_", text).strip(" .") or "unnamed"
 
 
+def metric_part(text: str) -> str:
+    """Return one part of a metric name. A slash would open another group, so it becomes a dot."""
+    return allowed(text.replace("/", "."))
+
+
 def signed(note: str) -> str:
-    """Append a hash of the description, so that later edits can be detected."""
+    """Return a description with its hash appended, so that later edits can be detected."""
     return f"{note}{_MARK}{hashlib.sha256(note.encode()).hexdigest()[:16]} -->"
 
 
 def is_unedited(note: str) -> bool:
-    """Return whether a stored description is unchanged since perfexp wrote it."""
+    """Return whether a stored description is unchanged since perfexp wrote it.
+
+    A description that a person has edited is not replaced.
+    """
     body, mark, _ = note.rpartition(_MARK)
     return bool(mark) and note.rstrip() == signed(body)
 
@@ -116,7 +130,11 @@ def store_uri(uri: str | None) -> str:
 
 
 def _fault(uri: str) -> str | None:
-    """Return why a URI cannot be a store, without connecting to it; None if it can."""
+    """Return why a URI cannot be a store, without connecting to it; None if it can.
+
+    Such a URI is refused before anything is measured. Texts never repeat the URI, which may hold a
+    password.
+    """
     scheme, separator, rest = uri.partition("://")
     kind = scheme.partition("+")[0]
     if not uri.isprintable():
@@ -150,7 +168,10 @@ def _fault(uri: str) -> str | None:
 
 
 def database(uri: str) -> Path | None:
-    """Return the absolute path to a SQLite store; None for other kinds."""
+    """Return the absolute path to a SQLite store; None for other kinds.
+
+    Checks for links, locks and other users' files apply to such stores.
+    """
     name = uri.removeprefix(_SQLITE).partition("?")[0]
     if not uri.startswith(_SQLITE) or name in ("", ":memory:"):
         return None
@@ -213,7 +234,8 @@ def _names_others(log: Path) -> bool:
 def is_default(uri: str) -> bool:
     """Return whether the store is the default, not named by the user.
 
-    It lies in the working directory, or in the directory of the sweep's first command.
+    It lies in the working directory, or in the directory of the sweep's first command. The user did
+    not choose it, so links and artifacts elsewhere are refused for it.
     """
     file = database(uri)
     return file is not None and file.parts[-2:] == ("outputs", "mlflow.db")
@@ -238,7 +260,10 @@ def is_foreign_place(place: str, uri: str) -> bool:
 
 
 def artifact_folder(uri: str) -> Path | None:
-    """Return the artifact folder for new experiments; None if a tracking server decides."""
+    """Return the artifact folder for new experiments; None if a tracking server decides.
+
+    It lies beside a SQLite file, otherwise in `outputs`.
+    """
     if is_server(uri):
         return None
     file = database(uri)
@@ -246,11 +271,9 @@ def artifact_folder(uri: str) -> Path | None:
 
 
 def lock_name(uri: str) -> str | None:
-    """Return a database's lock name; None for a server.
+    """Return a database's lock name; None for a server, which has no lock.
 
-    Creating a schema, an experiment or a run needs the lock: two processes cannot create the schema
-    in a new database at once. The name depends on the database alone, so that processes in
-    different folders share the lock.
+    The name depends on the database alone, so that processes in different folders share the lock.
     """
     if is_server(uri):
         return None
@@ -261,9 +284,13 @@ def lock_name(uri: str) -> str | None:
 
 @contextmanager
 def locked(uri: str, seconds: float) -> Iterator[None]:
-    """Hold the database lock inside the `with` block.
+    """Hold the database lock inside the `with` block; a server has none.
 
-    Creating a schema, an experiment or a run needs it. A server has no lock.
+    Creating a schema, an experiment or a run needs it: two processes cannot create the schema in a
+    new database at once.
+
+    Args:
+        seconds: limit for waiting.
 
     Raises:
         LockTimeout: the lock was not free within `seconds`.
@@ -274,10 +301,8 @@ def locked(uri: str, seconds: float) -> Iterator[None]:
         yield
         return
     locks.private_folder()  # a folder of another user is refused
-    path, sign = (
-        locks.lock_path(name),
-        partial(locks.sign, purpose="sends a record to the same tracking store"),
-    )
+    path = locks.lock_path(name)
+    sign = partial(locks.sign, purpose="sends a record to the same tracking store")
     lock = FileLock(path, mode=0o600, fallback_to_soft=False, on_acquired=sign)
     try:
         lock.acquire(timeout=seconds, poll_interval=0.1)
@@ -305,6 +330,8 @@ def checked_id(identifier: object) -> str:
 
 def page(base: str, experiment_id: str, run_id: str | None = None) -> str:
     """Return the web address for an experiment or a run.
+
+    `perfexp ui` and the answer to a delivery show it.
 
     Args:
         base: the server's address, e.g. `http://127.0.0.1:5000`.

@@ -1,4 +1,8 @@
-"""Views: saved run lists in the menu of MLflow's pages, stored as experiment tags."""
+"""Views: saved run lists in the menu of MLflow's pages, stored as experiment tags.
+
+The sending process adds them to an experiment, and `perfexp ui` prints links to them. The list is
+in views.json.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Campaign: a sweep with runs as SLURM jobs, which it submits, waits for, and collects.
+"""A sweep whose runs are SLURM jobs (hydra/launcher=slurm): submit, wait for, and collect them.
 
 Runs with the same requests become job arrays, cut to the site's array limit.
 """
@@ -46,9 +46,10 @@ _JOBS = re.compile(r"\d+(_\d+)?([:,]\d+(_\d+)?)*")
 
 @dataclass(kw_only=True)
 class SlurmSettings:
-    """Settings of `hydra/launcher=slurm`.
+    """Settings of `hydra/launcher=slurm`; conf/hydra/launcher/slurm.yaml describes them.
 
-    Raises UserError if a value is out of range.
+    Raises:
+        UserError: a value is out of range.
     """
 
     wait: bool = True
@@ -88,6 +89,11 @@ class SlurmCampaign(Campaign):
     def _run(
         self, assignment: Assignment, cluster: Cluster, command: Sequence[str]
     ) -> SweepElement:
+        """Return a run of the sweep with its sbatch options.
+
+        Raises:
+            UserError: the container cannot do what the run needs, or the GPU kind is unknown.
+        """
         plan, settings = assignment.plan, self._settings
         if cluster.container and settings.requeue:
             raise UserError(
@@ -110,9 +116,12 @@ class SlurmCampaign(Campaign):
     def _measure(
         self, runs: list[SweepElement], sweep_run: SweepRun, console: Console, ended: Ended
     ) -> bool:
-        """Submit the runs that are not queued yet.
+        """Submit the runs that are not queued yet, and wait for them if the user wants that.
 
         After an interrupt, the jobs stay in the queue.
+
+        Returns:
+            Whether every run has ended.
         """
         try:
             self._submit(runs, sweep_run, console)
@@ -130,6 +139,7 @@ class SlurmCampaign(Campaign):
             raise
 
     def _submit(self, runs: Sequence[SweepElement], sweep_run: SweepRun, console: Console) -> None:
+        """Submit the runs that SLURM does not have yet, and print their jobs."""
         states = job_states.states(sweep_run.sweep, sweep_run.paths.root)
         queued = {state.run for state in states if state.is_queued}
         new = [run for run in runs if run.number not in queued]
@@ -145,6 +155,7 @@ class SlurmCampaign(Campaign):
             )
 
     def _hand_over(self, sweep_run: SweepRun, console: Console) -> None:
+        """Print the commands that follow, cancel and send the sweep, since this one ends now."""
         commands = ["status", "cluster cancel"]
         if any(_later(run.assignment) for run in self.runs):
             commands.append("sync")
@@ -172,9 +183,10 @@ class SlurmCampaign(Campaign):
 
 
 def _collect(run: SweepElement, state: RunState, console: Console, ended: Ended) -> None:
-    """Report the record of a run.
+    """Report the record of a run whose job has ended.
 
-    If the job left no record of its own, report the job state as an error.
+    Without a usable record, report the job's state as an error. A record is also sent from here if
+    jobs must not write to its store.
     """
     assignment, record = run.assignment, run.record()
     is_earlier = state.state is not JobState.done and run.version == run.earlier
@@ -252,6 +264,7 @@ def submit(
 def _options(
     runs: Sequence[SweepElement], paths: SweepPaths, sweep: str, settings: SlurmSettings
 ) -> list[str]:
+    """Return the sbatch options of a job array, without the requests to wait for other jobs."""
     running = f"%{settings.max_running}" if settings.max_running else ""
     logs = f"{str(paths.job_logs).replace('%', '%%')}/%A_%a"
     return [
@@ -297,9 +310,12 @@ def _script(runs: Sequence[SweepElement], paths: SweepPaths, settings: SlurmSett
 
 
 def dependency(after: Any) -> list[str]:
-    """Return the sbatch options for `hydra.launcher.after`.
+    """Return the sbatch options for `hydra.launcher.after`, which make jobs wait for others.
 
-    There are none if everything has already succeeded.
+    There are none if everything has already succeeded. `submit` passes them to sbatch.
+
+    Args:
+        after: job ids, a sweep's folder, or the name of a stage; None for nothing.
 
     Raises:
         UserError: the sweep is unknown, or has a failed run: the jobs would wait forever.
@@ -344,6 +360,7 @@ def _sweep(text: str) -> tuple[Sweep, Path]:
 
 
 def _sweeps_of(stage: str) -> Iterator[tuple[Sweep, Path]]:
+    """Yield the sweeps below `outputs` whose runs belong to a stage, with their folders."""
     if not _OUTPUTS.is_dir():
         return
     for file in below(_OUTPUTS, "sweep.json", refused=lambda error: None):
@@ -359,9 +376,12 @@ def _sweeps_of(stage: str) -> Iterator[tuple[Sweep, Path]]:
 def campaign_of(name: str, launcher: Mapping[str, Any], *, is_sweep: bool) -> Campaign | None:
     """Return the campaign that measures the runs; None if this process does.
 
+    `main` calls it with Hydra's settings before the runs are composed.
+
     Args:
         name: option of hydra/launcher.
         launcher: node of hydra/launcher.
+        is_sweep: whether there are several runs.
 
     Raises:
         UserError: the launcher is unknown or not for single runs, or a setting is out of range.

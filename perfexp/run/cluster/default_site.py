@@ -1,4 +1,7 @@
-"""The user's default site: arguments from `perfexp cluster use` for every sweep."""
+"""The user's default site: words that `perfexp cluster use` adds to the command of every sweep.
+
+They are in a file in the user's configuration folder, for example `cluster=NAME`.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ def file() -> Path:
 def words() -> list[str]:
     """Return the stored arguments, one per line in the file; none without a file.
 
+    `perfexp cluster use` prints them, and `with_site` inserts them.
+
     Raises:
         UserError: the file is unreadable.
     """
@@ -37,7 +42,9 @@ def words() -> list[str]:
 
 
 def use(chosen: Sequence[str]) -> None:
-    """Store arguments, or remove the file if there are none.
+    """Store arguments for later sweeps, or remove the file if there are none.
+
+    `perfexp cluster use` calls it.
 
     Raises:
         UserError: the file cannot be written.
@@ -56,7 +63,8 @@ def with_site(arguments: Sequence[str]) -> list[str]:
     """Insert the stored arguments at the start of a sweep command line.
 
     A typed key or folder replaces the stored value. With a typed launcher, the stored launcher
-    settings are left out. Command lines without -m stay as they are.
+    settings are left out. Command lines without -m stay as they are. `main` calls it before
+    composing.
 
     Args:
         arguments: command line with joined flags (`--config-dir=DIR`).

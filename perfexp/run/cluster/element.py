@@ -1,6 +1,7 @@
-"""Element: one sweep run in its own process, in a SLURM job or on one GPU of this machine.
+"""One run of a sweep in its own process: in a SLURM job, or on one GPU of this machine.
 
-A campaign is the other side: the command that starts these processes.
+`Campaign` is the command that starts these processes. `Element` is the same run as its own process
+sees it.
 """
 
 from __future__ import annotations
@@ -38,10 +39,12 @@ _PATIENCE_SECONDS, _LOOK_SECONDS = 300.0, 2.0
 
 @dataclass(kw_only=True)
 class SweepElement:
-    """A sweep run that its own process measures.
+    """A run of a sweep that its own process measures, as the campaign sees it.
 
     Attributes:
+        assignment: plan and folder.
         overrides: overrides as typed, without the output folder.
+        cluster: the site's settings.
         requests: sbatch options.
         earlier: version of the record before this command; None if there was no record.
     """
@@ -61,7 +64,8 @@ class SweepElement:
     def version(self) -> tuple[int, int] | None:
         """Return a value that changes when the record is written; None without a record.
 
-        It does not depend on how the clocks of different nodes compare.
+        It does not depend on how the clocks of different nodes compare. Comparing it with `earlier`
+        shows whether this command's process has written a record.
         """
         try:
             found = RunPaths(self.assignment.folder).record.stat()
@@ -70,23 +74,34 @@ class SweepElement:
         return found.st_ino, found.st_mtime_ns
 
     def record(self) -> Record | None:
-        """Return the record in the run folder; None if it is missing or unreadable."""
+        """Return the record in the run folder; None if it is missing or unreadable.
+
+        A campaign reports it when the process has ended.
+        """
         with suppress(UserError):
             return Record.load(self.assignment.folder)
         return None
 
     def arguments(self, sweep: SweepPaths, *, requeue: bool = False) -> list[str]:
-        """Return the perfexp arguments that measure the run."""
+        """Return the words after `perfexp` that measure the run in its own process.
+
+        `Element` reads them in that process.
+
+        Args:
+            sweep: folder of the sweep.
+            requeue: whether the job queues itself again at its time limit.
+        """
         flags = [f"{OF_SWEEP}={sweep.root}:{self.number}", *([REQUEUE] if requeue else [])]
         folder = f"output_dir={quoted(str(self.assignment.folder.absolute()))}"
         return [*flags, *self.overrides, folder, "hydra.mode=RUN", "quiet=true"]
 
 
 class Campaign(ABC):
-    """The runs of a sweep, each measured by its own process.
+    """The runs of a sweep, each measured by its own process. Subclasses start the processes.
 
     Attributes:
         outlives: whether the processes continue after the command has ended.
+        runs: all runs, in order.
     """
 
     outlives: bool
@@ -95,9 +110,13 @@ class Campaign(ABC):
         self.runs: list[SweepElement] = []
 
     def add(self, assignment: Assignment, cluster: Cluster, command: Sequence[str]) -> None:
-        """Add a run.
+        """Add a composed run.
+
+        `main` calls it for each run instead of measuring it.
 
         Args:
+            assignment: plan and folder.
+            cluster: the site's settings.
             command: overrides as typed.
 
         Raises:
@@ -119,10 +138,13 @@ class Campaign(ABC):
     @abstractmethod
     def _run(
         self, assignment: Assignment, cluster: Cluster, command: Sequence[str]
-    ) -> SweepElement: ...
+    ) -> SweepElement:
+        """Return a run as its process will get it; raise `UserError` if that is impossible."""
 
     def measure(self, sweep_run: SweepRun, console: Console, ended: Ended) -> bool:
         """Measure the unfinished runs; return whether every run has ended.
+
+        `main` calls it once, after all runs are composed.
 
         Args:
             ended: called with each run that has ended.
@@ -135,11 +157,15 @@ class Campaign(ABC):
     @abstractmethod
     def _measure(
         self, runs: list[SweepElement], sweep_run: SweepRun, console: Console, ended: Ended
-    ) -> bool: ...
+    ) -> bool:
+        """Start the processes of unfinished runs; return whether every run has ended."""
 
 
 def unfinished(runs: Sequence[SweepElement], console: Console, ended: Ended) -> list[SweepElement]:
-    """Return the unfinished runs; call `ended` with the others."""
+    """Return the runs to measure; call `ended` with the records of those that are finished.
+
+    `Campaign.measure` calls it first.
+    """
     left, finished = [], 0
     for run in runs:
         assignment = run.assignment
@@ -159,6 +185,8 @@ def unfinished(runs: Sequence[SweepElement], console: Console, ended: Ended) -> 
 def overrides_of(command: Sequence[str], *, sends: bool) -> list[str]:
     """Return the overrides of a run as typed, without its output folder.
 
+    Both kinds of campaigns build their command lines from them.
+
     Args:
         sends: whether the run's own process sends the record; otherwise tracking is turned off.
     """
@@ -172,13 +200,18 @@ def overrides_of(command: Sequence[str], *, sends: bool) -> list[str]:
 class Element:
     """The sweep run that this process measures.
 
-    Raises UserError if there is no such run.
+    Attributes:
+        child: the run's entry in the sweep.
+        folder: folder of the run.
 
     Args:
         value: value of `--of-sweep`: the sweep folder, a colon, and the run number.
         requeue: whether to requeue a job that reaches its time limit.
         is_job: whether SLURM started this process. Otherwise a waiting process did, which needs
             every exit code.
+
+    Raises:
+        UserError: there is no such run.
     """
 
     def __init__(self, value: str, *, requeue: bool, is_job: bool) -> None:
@@ -196,7 +229,10 @@ class Element:
 
     @property
     def membership(self) -> SweepMembership:
-        """Return the sweep description for the run's record."""
+        """Return the sweep description for the run's record.
+
+        The sweep's tables and the tracker find the run by it.
+        """
         directory = Path(os.path.relpath(self._sweep_folder, self.folder)).as_posix()
         sweep, child = self._sweep, self.child
         return SweepMembership(
@@ -204,7 +240,10 @@ class Element:
         )
 
     def wait_for_folder(self) -> None:
-        """Wait until no other process measures the run, for up to five minutes."""
+        """Wait until no other process measures the run, for up to five minutes.
+
+        A requeued job may start before its predecessor has ended.
+        """
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while RunPaths(self.folder).in_use() and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
@@ -213,6 +252,7 @@ class Element:
         """Return the final exit code; requeue the job if SLURM warned about its time limit.
 
         A job succeeds even if a tracker did not accept the record, because the record is complete.
+        `main` calls it last.
         """
         if interrupts.last() != signal.SIGUSR2 or exit_code != 130:
             if exit_code == 3 and self._is_job:
@@ -234,6 +274,7 @@ class Element:
         return 1
 
     def _count(self) -> int:
+        """Return the number of finished points; 0 if they cannot be read."""
         with suppress(UserError):
             return len(read_points(RunPaths(self.folder).points))
         return 0
@@ -242,7 +283,7 @@ class Element:
 def of_arguments(arguments: Sequence[str]) -> tuple[list[str], Element | None]:
     """Split a command line into the arguments without element flags, and the element.
 
-    The element is None without `--of-sweep`.
+    The element is None without `--of-sweep`. `main` calls this for every command line.
     """
     own = [text for text in arguments if text.partition("=")[0] in (OF_SWEEP, PARENT, REQUEUE)]
     values = dict(text.partition("=")[::2] for text in own)

@@ -1,6 +1,7 @@
-"""Job states: how each run of a sweep is doing, and the lines that show it.
+"""How each run of a sweep is doing in SLURM, and the lines that show it.
 
-They come from jobs.jsonl, SLURM and the records.
+The state comes from three places: jobs.jsonl in the sweep's folder (which job measures which run),
+SLURM's queue and accounting, and the records. `perfexp status` and a waiting campaign use it.
 """
 
 from __future__ import annotations
@@ -64,14 +65,17 @@ class SubmittedRun(msgspec.Struct, kw_only=True):
 
 
 def job_name(sweep: str) -> str:
-    """Return the name that all jobs of a sweep share in SLURM."""
+    """Return the name that all jobs of a sweep share in SLURM.
+
+    Cancelling and accounting select jobs by it.
+    """
     return f"perfexp-{safe_name(sweep)}"
 
 
 def append(paths: SweepPaths, entries: Iterable[SubmittedRun]) -> None:
     """Append lines to jobs.jsonl in one write.
 
-    All runs in an array are submitted together.
+    All runs in an array are submitted together. `campaign.submit` calls it right after sbatch.
     """
     content = b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries)
     with foreign.open_append(paths.jobs) as file:
@@ -79,7 +83,10 @@ def append(paths: SweepPaths, entries: Iterable[SubmittedRun]) -> None:
 
 
 def load(paths: SweepPaths) -> dict[int, SubmittedRun]:
-    """Return the latest submission of each run; malformed lines are skipped."""
+    """Return the latest submission of each run by its number; malformed lines are skipped.
+
+    `states` and `perfexp cluster logs` read it.
+    """
     found: dict[int, SubmittedRun] = {}
     with suppress(OSError):
         for line in foreign.read_bytes(paths.jobs, _MOST_BYTES).splitlines():
@@ -105,9 +112,11 @@ class JobState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """State of one run, numbered from 0.
+    """State of one run.
 
     Attributes:
+        run: number of the run, from 0.
+        job: SLURM job, or element of an array; empty if it was not submitted.
         node: node where the job runs or ran; empty if unknown.
         why: reason for waiting or failing; empty if there is none.
         left: time until the job's limit, as SLURM prints it.
@@ -150,6 +159,8 @@ class RunState:
 
 
 class _Outcome(msgspec.Struct):
+    """The part of a point that shows how it ended."""
+
     status: Status
     error: str | None = None
 
@@ -163,7 +174,7 @@ class _RecordHead(msgspec.Struct):
 
 
 def listed() -> tuple[dict[str, QueuedJob], str]:
-    """Return the queue, and why it cannot be listed (empty if it can)."""
+    """Return SLURM's queue by job id, and why it cannot be listed (empty if it can)."""
     try:
         return slurm.queue(), ""
     except UserError as error:
@@ -174,6 +185,8 @@ def states(
     sweep: Sweep, folder: Path, queued: tuple[dict[str, QueuedJob], str] | None = None
 ) -> list[RunState]:
     """Return the state of each run in a sweep, in run order.
+
+    `perfexp status`, `perfexp cluster cancel` and waiting campaigns ask for them.
 
     Args:
         queued: result of `listed`, shared by several sweeps; None lists the queue.
@@ -214,6 +227,13 @@ def states(
 
 
 def _head(file: Path, sweep: str, run: int) -> _RecordHead | None:
+    """Return the beginning of a run's record; None if there is none, or if it is another run's.
+
+    Args:
+        file: record.json.
+        sweep: identity of the sweep.
+        run: number of the run.
+    """
     with suppress(OSError, *foreign.DECODING_ERRORS):
         head = foreign.from_json(foreign.read_bytes(file), _RecordHead)
         if head.sweep is not None and (head.sweep.uid, head.sweep.job) == (sweep, run):
@@ -230,6 +250,9 @@ def _state(
 
     Args:
         submitted: job id; empty if the run was not submitted.
+        job: the job as SLURM lists it.
+        head: the run's record; None without one.
+        folder: folder of the run.
         unreachable: why the queue cannot be listed; empty if it can.
     """
     if job.is_running:
@@ -268,6 +291,7 @@ def _state(
 
 
 def _has_just_ended(job: QueuedJob) -> bool:
+    """Return whether a job ended less than 90 s ago, so that its record may not be visible yet."""
     with suppress(ValueError):
         return (
             datetime.now().timestamp() - datetime.fromisoformat(job.ended).timestamp()
@@ -277,7 +301,10 @@ def _has_just_ended(job: QueuedJob) -> bool:
 
 
 def counted(states: Sequence[RunState]) -> str:
-    """Return the run count for each state: `3 done, 1 running, 2 pending`."""
+    """Return the run count for each state: `3 done, 1 running, 2 pending`.
+
+    A waiting campaign prints it whenever it changes.
+    """
     numbers = Counter(state.state for state in states)
     return ", ".join(f"{numbers[state]} {state}" for state in JobState if numbers[state])
 
@@ -285,7 +312,7 @@ def counted(states: Sequence[RunState]) -> str:
 def lines(states: Sequence[RunState]) -> Iterator[str]:
     """Yield a line for each running, failed or cancelled run.
 
-    Waiting and lost runs are grouped by reason.
+    Waiting and lost runs are grouped by reason. `perfexp status` prints them.
     """
     for kind in (JobState.running, JobState.failed, JobState.cancelled):
         runs = [state for state in states if state.state is kind]

@@ -1,4 +1,7 @@
-"""Local queue: sweep runs on several GPUs of this machine, one process for each GPU."""
+"""Sweep runs on several GPUs of this machine, one process for each GPU (hydra/launcher=local).
+
+A GPU gets the next run as soon as its process has ended.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +72,7 @@ class LocalCampaign(Campaign):
     def _run(
         self, assignment: Assignment, cluster: Cluster, command: Sequence[str]
     ) -> SweepElement:
+        """Return a run of the sweep; raise `UserError` if it needs more than one GPU."""
         if assignment.plan.ranks > 1:
             raise UserError(
                 "hydra/launcher=local measures each run on one GPU: leave gpu.count and gpu.nodes "
@@ -80,6 +84,7 @@ class LocalCampaign(Campaign):
     def _measure(
         self, runs: list[SweepElement], sweep_run: SweepRun, console: Console, ended: Ended
     ) -> bool:
+        """Measure all runs, and report each as its process ends; return True."""
         free, running = (
             list(self._slots),
             dict[subprocess.Popen[bytes], tuple[Slot, SweepElement]](),
@@ -105,7 +110,7 @@ class LocalCampaign(Campaign):
 
 
 def _start(slot: Slot, run: SweepElement, sweep: SweepPaths) -> subprocess.Popen[bytes]:
-    """Start the process that measures a run on a GPU."""
+    """Start the process that measures a run on a GPU, on the CPU cores near it."""
     with _log(sweep, run.number, "out") as out, _log(sweep, run.number, "err") as err:
         process = subprocess.Popen(
             [*python_command("perfexp", *run.arguments(sweep)), f"{PARENT}={os.getpid()}"],
@@ -123,6 +128,8 @@ def _start(slot: Slot, run: SweepElement, sweep: SweepPaths) -> subprocess.Popen
 
 def slots(gpus: Any) -> list[Slot]:
     """Return the GPUs for `hydra.launcher.gpus`.
+
+    Each has one process at a time.
 
     Args:
         gpus: `all` for all visible GPUs, N for the first N, or a list of indices such as [0,1].
@@ -172,7 +179,10 @@ def _boards() -> list[Slot]:
 
 
 def _cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> frozenset[int]:
-    """Return the usable cores on a PCI device's NUMA node; empty if unknown."""
+    """Return the usable cores on a PCI device's NUMA node; empty if unknown.
+
+    A process on distant cores would copy to its GPU more slowly.
+    """
     near = set[int]()
     try:
         for part in (root / bus / "local_cpulist").read_text().split(","):
@@ -184,6 +194,7 @@ def _cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> frozenset[int
 
 
 def _log(sweep: SweepPaths, number: int, suffix: str) -> BinaryIO:
+    """Open a run's log file in the sweep's folder; `suffix` is `out` or `err`."""
     return foreign.open_append(sweep.job_logs / f"{number}.{suffix}")
 
 
@@ -208,9 +219,9 @@ def _collect(
 
 
 def _end(running: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Terminate processes that are still running, and wait for them.
+    """Terminate processes that are still running, and wait up to 60 s for them.
 
-    They get time to write their records.
+    They get this time to write their records.
     """
     for process in running:
         process.terminate()

@@ -1,4 +1,7 @@
-"""Site: SLURM requests for a run, from the cluster's mapping, and the nodes that fit them."""
+"""What a run requests from SLURM at a site, and which nodes offer it.
+
+A `cluster` node in conf/ maps each GPU kind (`gpu=l40s`) to the site's own names.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,12 @@ _IMPORTS = (
 
 
 def mapped(site: Cluster, kind: str) -> ClusterGpu:
-    """Return the requests for a GPU kind.
+    """Return a site's requests for a GPU kind.
+
+    Without any mapping the kind itself is the type in the GRES (`gpu:l40s`).
+
+    Args:
+        kind: option of the group `gpu`.
 
     Raises:
         UserError: the cluster does not map the kind, or the kind is `auto`.
@@ -51,7 +59,13 @@ def mapped(site: Cluster, kind: str) -> ClusterGpu:
 
 
 def requests(site: Cluster, kind: str, *, count: int = 1, nodes: int = 1) -> list[str]:
-    """Return the sbatch options for a run on `count` GPUs on each of `nodes` nodes."""
+    """Return the sbatch options for a run on `count` GPUs on each of `nodes` nodes.
+
+    Campaigns submit runs with them; the cluster check submits its tiny job with them.
+
+    Raises:
+        UserError: the cluster does not map the kind.
+    """
     gpu = mapped(site, kind)
     options = {
         name: getattr(gpu, name, None) or getattr(site, name)
@@ -68,7 +82,10 @@ def requests(site: Cluster, kind: str, *, count: int = 1, nodes: int = 1) -> lis
 
 
 def preparation(site: Cluster) -> Iterator[str]:
-    """Yield the shell lines that a job runs before perfexp."""
+    """Yield the shell lines that a job runs before perfexp.
+
+    Batch scripts and the tiny job of the cluster check begin with them.
+    """
     for module in site.modules:
         yield f"module load {shlex.quote(module)} || exit 2"
     if site.scratch:
@@ -78,7 +95,10 @@ def preparation(site: Cluster) -> Iterator[str]:
 
 
 def python(site: Cluster) -> list[str]:
-    """Return the Python command: this process's, or the image's own with a container."""
+    """Return the Python command: this process's, or the image's own with a container.
+
+    Batch scripts and the tiny job of the cluster check run it.
+    """
     if site.container:
         return ["apptainer", "exec", "--nv", site.container, "python3", "-P"]
     return python_command("perfexp")[:-2]
@@ -86,9 +106,10 @@ def python(site: Cluster) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """Nodes with a GPU kind.
+    """Nodes with a GPU kind, for `perfexp cluster check`.
 
     Attributes:
+        kind: option of the group `gpu`.
         requests: sbatch options for one GPU.
         nodes: node counts: `nodes` in all, `idle`, `busy`, and `others` (down or drained).
     """
@@ -101,7 +122,8 @@ class Offer:
 def offers(cluster: Cluster, kinds: Sequence[str]) -> list[Offer]:
     """Return the nodes for each kind that the cluster maps.
 
-    If it maps none, use the `kinds` that occur in the GRES of nodes.
+    If it maps none, use the `kinds` that occur in the GRES of nodes. `perfexp cluster check` prints
+    them.
     """
     nodes = slurm.nodes()
     mapped_kinds = list(cluster.gpus)
@@ -112,7 +134,10 @@ def offers(cluster: Cluster, kinds: Sequence[str]) -> list[Offer]:
 
 
 def gpu_types(nodes: Sequence[Node]) -> set[str]:
-    """Return the GPU types in the GRES of nodes, such as `a100` and `a100.mig-1g.5gb`."""
+    """Return the GPU types in the GRES of nodes, such as `a100` and `a100.mig-1g.5gb`.
+
+    The cluster check names them if no GPU kind fits.
+    """
     entries = [entry for node in nodes for entry in _gres(node)]
     return {
         entry[1]
@@ -127,6 +152,7 @@ def _gres(node: Node) -> list[list[str]]:
 
 
 def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
+    """Return the nodes that fit the requests for a GPU kind."""
     requested = requests(cluster, kind)
     options = dict(text.lstrip("-").partition("=")[::2] for text in requested)
     states = {node.name: node.state for node in nodes if _fits(node, options)}
@@ -139,6 +165,7 @@ def _offer(cluster: Cluster, kind: str, nodes: Sequence[Node]) -> Offer:
 
 
 def _use(state: str) -> str:
+    """Return the use of a node by its state: `idle`, `busy` or `others`."""
     if state == "idle":
         return state
     if state.startswith(_BUSY):
@@ -147,7 +174,7 @@ def _use(state: str) -> str:
 
 
 def _fits(node: Node, options: Mapping[str, str]) -> bool:
-    """Return whether a node fits the partition (`a,b`), the features and the GRES."""
+    """Return whether a node fits sbatch options: partitions (`a,b`), features and GRES."""
     gres, constraint = options.get("gres", "").split(":")[:-1], options.get("constraint", "")
     words = re.findall(r"[\w.-]+|[&|()\[\]]", re.sub(r"\*\d+", "", constraint).replace(",", "&"))
     return (
@@ -178,7 +205,9 @@ def _has(node: Node, words: list[str]) -> bool:
 
 
 def try_node(cluster: Cluster, kind: str, *, seconds: int) -> str:
-    """Run a tiny job and return its output line.
+    """Run a tiny job and return its output line: host, and versions of perfexp and torch.
+
+    `perfexp cluster check` calls it for each GPU kind.
 
     Raises:
         UserError: the job does not start in time, or perfexp does not start in it.

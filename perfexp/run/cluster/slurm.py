@@ -1,4 +1,4 @@
-"""SLURM commands: submit, list, account for, requeue and cancel jobs.
+"""Run SLURM's commands: submit, list, account for, requeue and cancel jobs.
 
 No other module calls them, except `host.scheduler` inside a job.
 """
@@ -54,8 +54,13 @@ class QueuedJob(NamedTuple):
     """A job or array element, as squeue or sacct lists it.
 
     Attributes:
+        job: id, for example `7_2`.
+        state: state, for example `PENDING`.
+        reason: why it waits or ended.
+        node: node where it runs or ran.
         left: time until the job's limit, as SLURM prints it.
         ended: end in local time.
+        name: name of the job, see `job_states.job_name`.
     """
 
     job: str
@@ -143,6 +148,8 @@ def call(*command: str, text: str | None = None, seconds: float = _COMMAND_SECON
 def submit(script: str, options: Sequence[str]) -> str:
     """Submit a script and return the job id.
 
+    Campaigns call it for each array.
+
     Raises:
         UserError: SLURM refuses the script.
     """
@@ -150,7 +157,10 @@ def submit(script: str, options: Sequence[str]) -> str:
 
 
 def max_array_size() -> int:
-    """Return the site's array size limit."""
+    """Return the site's array size limit.
+
+    Larger groups of runs are submitted as several arrays.
+    """
     found = re.search(
         r"^MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"), re.MULTILINE
     )
@@ -160,7 +170,9 @@ def max_array_size() -> int:
 
 
 def cancel(name: str, jobs: Sequence[str]) -> None:
-    """Cancel jobs and array elements.
+    """Cancel this user's jobs and array elements.
+
+    `perfexp cluster cancel` calls it.
 
     Args:
         name: job name; jobs with another name are left alone.
@@ -170,7 +182,10 @@ def cancel(name: str, jobs: Sequence[str]) -> None:
 
 
 def nodes() -> list[Node]:
-    """Return the nodes in the cluster, once for each partition."""
+    """Return the nodes in the cluster, once for each partition.
+
+    The cluster check counts those that fit a GPU kind.
+    """
     listed = call("sinfo", "--noheader", "--Node", "--format=%N|%P|%t|%f|%G")
     lines = (foreign.printable(line).split("|") for line in listed.splitlines())
     return [
@@ -189,12 +204,18 @@ def _state(text: str) -> str:
 
 
 def requeue(job: str) -> None:
-    """Queue a running job again; SLURM ends it."""
+    """Queue a running job again; SLURM ends it.
+
+    An element does so at its time limit.
+    """
     call("scontrol", "requeue", job)
 
 
 def queue() -> dict[str, QueuedJob]:
-    """Return this user's jobs by id, recently ended jobs included."""
+    """Return this user's jobs by id, including recently ended jobs.
+
+    It is much faster than the accounting, but forgets ended jobs soon.
+    """
     listed = call(
         *("squeue", "--noheader", "--array", "--states=all", f"--user={getpass.getuser()}"),
         "--format=%i|%T|%r|%N|%L|%e|%j",
@@ -204,7 +225,10 @@ def queue() -> dict[str, QueuedJob]:
 
 
 def accounted(name: str) -> dict[str, QueuedJob]:
-    """Return jobs and array elements with a name from the accounting; empty without it."""
+    """Return the jobs with a name by id, from the accounting; empty if the site has none.
+
+    `job_states` asks for jobs that the queue does not list any more.
+    """
     found: dict[str, QueuedJob] = {}
     with suppress(UserError):
         form = "--format=JobID,State,ExitCode,NodeList,End,JobName"

@@ -43,7 +43,7 @@ def test_a_counter_that_wraps_is_followed_whatever_it_counts(steps):
     meter = Told(joules=[float(joules % 100) for joules in truth], wrap_joules=100.0)
     track = Track(meter, meter.now)
     for _ in truth:
-        track.ask_energy()
+        track.read_energy()
     assert [joules for _, joules in track.readings] == pytest.approx(list(truth))
     assert track.wraps == truth[-1] // 100
     assert track.doubts == []
@@ -52,7 +52,7 @@ def test_a_counter_that_wraps_is_followed_whatever_it_counts(steps):
 def test_counter_that_falls_without_a_range_is_not_read_again():
     meter = Told(joules=[5.0, 7.0, 1.0, 2.0])
     track = Track(meter, meter.now)
-    assert [track.ask_energy() for _ in range(4)] == [False, True, False, False]
+    assert [track.read_energy() for _ in range(4)] == [False, True, False, False]
     assert [doubt.code for doubt in track.doubts] == ["meter_fault"]
     assert "from 7 back to 1 J" in track.doubts[0].message
 
@@ -61,7 +61,7 @@ def test_change_lies_between_the_readings_around_it():
     meter = Told(joules=[5.0, 5.0, 7.0])
     track = Track(meter, meter.now)
     for _ in range(3):
-        track.ask_energy()
+        track.read_energy()
     [tick] = track.ticks
     assert tick == Tick(
         seconds=1.0, width_seconds=1.0, joules=7.0
@@ -72,7 +72,7 @@ def test_a_change_is_no_older_than_a_period():
     meter = Told(joules=[5.0, 7.0])
     track = Track(meter, meter.now, tick_seconds=0.2)
     for _ in range(2):
-        track.ask_energy()
+        track.read_energy()
     assert track.ticks == [pytest.approx((0.4, 0.2, 7.0))]
 
 
@@ -81,7 +81,7 @@ def test_the_integral_is_the_trapezoid_rule(watts):
     meter = Told(watts=watts)
     track = Track(meter, meter.now)
     for _ in watts:
-        track.ask_power()
+        track.read_power()
     truth = sum((a + b) / 2 for a, b in pairwise(watts))
     end = len(watts) - 1.5
     assert track.integral_joules(-0.5, end).value == pytest.approx(truth)
@@ -93,7 +93,7 @@ def test_power_integral_spans_the_window_along_straight_lines():
     track = Track(FakeMeter(lambda: clock[0], curve), lambda: clock[0])
     for seconds in np.arange(0.0, 4.0, 0.3):
         clock[0] = seconds
-        track.ask_power()
+        track.read_power()
     assert track.integral_joules(0.55, 3.01).value == pytest.approx(
         curve.joules(3.01) - curve.joules(0.55), rel=1e-9
     )
@@ -103,7 +103,7 @@ def test_few_readings_of_the_power_give_no_integral():
     meter = Told(watts=[100.0] * 4)
     track = Track(meter, meter.now)
     for _ in range(4):
-        track.ask_power()
+        track.read_power()
     assert track.integral_joules(-1.0, 5.0) == Reading(
         None, "4 readings of the power are too few for an integral"
     )

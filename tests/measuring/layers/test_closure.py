@@ -5,8 +5,7 @@ import pytest
 
 from perfexp.cost import Geometry, Work, WorkRow
 from perfexp.measuring.layers import Kernel, Key, LayerTimes, Pass, RowTimes, TimeSource
-from perfexp.measuring.layers.closure import close
-from perfexp.measuring.layers.table import join
+from perfexp.measuring.layers.table import close, join
 
 
 def key(path, which=Pass.forward, *, operation=None, kind="Conv2d"):

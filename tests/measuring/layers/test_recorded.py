@@ -5,9 +5,8 @@ import re
 import pytest
 
 from perfexp.measuring.layers import Pass, TimeSource
-from perfexp.measuring.layers.closure import close
 from perfexp.measuring.layers.partition import divide
-from perfexp.measuring.layers.table import times_of
+from perfexp.measuring.layers.table import close, times_of
 from tests.measuring.layers.recorded import EVERY, TRAINING, recording, sum_ns
 
 

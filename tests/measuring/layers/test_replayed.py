@@ -3,7 +3,7 @@
 import pytest
 
 from perfexp.measuring.layers import Key, Pass
-from perfexp.measuring.layers.attribution import Attributed, in_no_module
+from perfexp.measuring.layers.attribution import Attributed, key_outside_modules
 from perfexp.measuring.layers.events import ProfilerEvent
 from perfexp.measuring.layers.profiling import Pattern
 
@@ -19,11 +19,11 @@ def row(path):
 def pattern(names):
     """Each kernel in a row of its own, named by its place; its data, which comes first, is not captured."""
     kernels = [Attributed(kernel(name), 0, row(str(place))) for place, name in enumerate(names)]
-    return Pattern([Attributed(kernel("copy"), 0, in_no_module("data")), *kernels])
+    return Pattern([Attributed(kernel("copy"), 0, key_outside_modules("data")), *kernels])
 
 
 def replay(names, call=0):
-    return [Attributed(kernel(name), call, in_no_module("graph")) for name in names]
+    return [Attributed(kernel(name), call, key_outside_modules("graph")) for name in names]
 
 
 def paths(rowed):
@@ -42,12 +42,12 @@ def paths(rowed):
 )
 def test_a_kernel_has_the_row_of_its_like_in_the_same_order(captured, replayed, expected, found):
     known = pattern(captured)
-    assert paths(known.rowed(replay(replayed))) == expected
+    assert paths(known.identify(replay(replayed))) == expected
     assert (known.replays, known.least_found) == (1, pytest.approx(found))
 
 
 def test_each_replay_begins_anew_and_its_data_is_not_in_it():
-    copies = [Attributed(kernel("copy"), call, in_no_module("data")) for call in (0, 1)]
+    copies = [Attributed(kernel("copy"), call, key_outside_modules("data")) for call in (0, 1)]
     seen = [
         copies[0],
         *replay("ab", 0),
@@ -56,7 +56,7 @@ def test_each_replay_begins_anew_and_its_data_is_not_in_it():
         Attributed(kernel("spin"), None, None),
     ]
     known = pattern("ab")
-    rowed = known.rowed(seen)
+    rowed = known.identify(seen)
     assert [each.kernel for each in rowed] == [each.kernel for each in seen]
     assert paths(rowed) == [None, "0", "1", None, "0", "1", None]
     assert [each.key.which for each in rowed[::3] if each.key] == [Pass.data, Pass.data]
@@ -65,11 +65,11 @@ def test_each_replay_begins_anew_and_its_data_is_not_in_it():
 
 def test_foreign_kernel_inside_a_replay_does_not_split_it():
     stray = Attributed(kernel("stray"), None, None)
-    rowed = pattern("abab").rowed([*replay("ab"), stray, *replay("ab")])
+    rowed = pattern("abab").identify([*replay("ab"), stray, *replay("ab")])
     assert paths(rowed) == ["0", "1", None, "2", "3"]
 
 
 def test_the_replay_that_lacks_most_counts():
     known = pattern("abcd")
-    known.rowed([*replay("abcd", 0), *replay("ab", 1), *replay("abc", 2)])
+    known.identify([*replay("abcd", 0), *replay("ab", 1), *replay("abc", 2)])
     assert (known.replays, known.least_found) == (3, 0.5)

@@ -9,7 +9,7 @@ from torch import nn
 from perfexp.cost.tape import nodes_behind
 from perfexp.devices.fake import FakeDevice
 from perfexp.measuring.layers import Pass, TimeSource
-from perfexp.measuring.layers.stamps import stamp_layers
+from perfexp.measuring.layers.profiling import stamp_layers
 from perfexp.measuring.modes import State, Step
 
 

@@ -15,7 +15,7 @@ import pytest
 from perfexp import roofline
 from perfexp.host import gpu_sheets
 from perfexp.host.installation import conf_dir
-from perfexp.measuring.profilers import projection, reports
+from perfexp.measuring.profilers import nsys, reports
 from perfexp.roofline import counters, listing
 from perfexp.roofline.peaks import by_hand, of_sheet
 
@@ -28,7 +28,7 @@ FORWARD_FLOPS = 2 * 1.814e9 * 64
 
 def test_a_step_holds_more_backward_kernels_than_forward_ones():
     """Whichever thread launched them: autograd has one of its own, and nsys's own projection does not see it."""
-    ranges, work = projection.project(HERE / "train.sqlite")
+    ranges, work = nsys.project(HERE / "train.sqlite")
     parts = {each["name"]: each for each in ranges}
     assert parts["backward"]["kernels"] > parts["forward"]["kernels"] > 100
     assert parts["optimizer_step"]["kernels"] > 0
@@ -44,7 +44,7 @@ def test_a_step_holds_more_backward_kernels_than_forward_ones():
 
 def test_the_parts_of_a_step_add_up_to_its_span():
     """What each part's kernels took, with the pauses between, is what the step took: 24.8 ms, timed without it 24.7."""
-    parts = {each["name"]: each for each in projection.project(HERE / "train.sqlite")[0]}
+    parts = {each["name"]: each for each in nsys.project(HERE / "train.sqlite")[0]}
     step = parts["train_step"]
     assert step["span_seconds"] == pytest.approx(24.74e-3, rel=0.02)
     spans = [
@@ -57,7 +57,7 @@ def test_the_parts_of_a_step_add_up_to_its_span():
 def test_the_projection_of_nsys_itself_misses_the_backward_pass():
     """Why perfexp projects by correlation: the range is the process's, the kernels are another thread's."""
     sheet = reports.read((HERE / "train_nvtx_gpu_proj_sum.csv").read_text())
-    ours = {each["name"]: each for each in projection.project(HERE / "train.sqlite")[0]}
+    ours = {each["name"]: each for each in nsys.project(HERE / "train.sqlite")[0]}
     theirs = {
         row["Range"]: row
         for row in csv.DictReader(io.StringIO((HERE / "train_nvtx_gpu_proj_sum.csv").read_text()))
@@ -162,9 +162,7 @@ def test_ncu_catches_a_training_step_whole(step):
     """The gradients of inputs and weights, which another thread launches, as nsys saw them: launch for launch."""
     found = roofline.of_csv(step, by_hand(67.0, 4800.0))
     parts = {part.name: part for part in found.ranges}
-    by_nsys = {
-        each["name"]: each["kernels"] for each in projection.project(HERE / "train.sqlite")[0]
-    }
+    by_nsys = {each["name"]: each["kernels"] for each in nsys.project(HERE / "train.sqlite")[0]}
     assert {name: part.load.launches for name, part in parts.items()} == {
         n: k for n, k in by_nsys.items() if k
     }

@@ -23,7 +23,7 @@ from perfexp.measuring.profilers import (
 from perfexp.measuring.profilers.ncu import Ncu
 from perfexp.measuring.profilers.nsys import Nsys
 from perfexp.measuring.profilers.nvtx import Nvtx, command_lines
-from perfexp.measuring.profilers.passing import look
+from perfexp.measuring.profilers.passing import profile_point
 from perfexp.models import Execution, Precision
 from perfexp.models.module import adapt
 from perfexp.records.profile_keys import is_profile, profile_key, profiled_key
@@ -84,7 +84,7 @@ def watched(phase, tmp_path, **settings):
     profiler = Recording(**settings)
     profiler.net = measuring.session.module
     key = profile_key(Key(phase=phase, input_size=(8, 8), batch_size=2, precision="fp32"))
-    told = look(measuring, key, profiler, ProfileLocation(folder=tmp_path, stem=phase))
+    told = profile_point(measuring, key, profiler, ProfileLocation(folder=tmp_path, stem=phase))
     return profiler, told
 
 

@@ -281,7 +281,7 @@ def test_slow_greeting_is_abandoned_at_its_deadline(monkeypatch):
 
     slow = Slow()
     monkeypatch.setattr(meeting.time, "monotonic", lambda: slow.now)
-    assert meeting._greeting(slow, "s" * 32, 5.0) is None
+    assert meeting._receive_greeting(slow, "s" * 32, 5.0) is None
     assert slow.now == 5.0
 
 

@@ -87,13 +87,13 @@ def test_shared_training_makes_ten_calls_before_it_is_timed(monkeypatch, group, 
     """DistributedDataParallel waits for the device in its first ten iterations: no queue could be filled."""
     device = FakeDevice(enqueue_seconds=1e-6)
     measuring = procedure(device, **({"group": ProcessGroup()} if group else {}))
-    before, usual = [], depth.fit
+    before, usual = [], depth.group_calls
 
-    def fit(*arguments):
+    def group_calls(*arguments):
         before.append(measuring.group.calls if group else 0)
         return usual(*arguments)
 
-    monkeypatch.setattr(depth, "fit", fit)
+    monkeypatch.setattr(depth, "group_calls", group_calls)
     measuring.measure(TRAIN if key == "train" else inference_key(batch_size=4))
     assert (before[0] >= 10) is (group and key == "train")
 

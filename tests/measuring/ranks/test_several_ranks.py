@@ -260,21 +260,21 @@ def test_two_runs_take_the_locks_of_their_devices_in_one_order():
 def test_unlike_devices_are_flagged_and_warnings_name_their_rank():
     busy = Diagnostic(code="shared_device", message="busy", help="wait")
     names = [{"name": "A"}, {"name": "B"}]
-    found = rank_process._of_all([[busy], [busy]], names)
+    found = rank_process._rank_diagnostics([[busy], [busy]], names)
     assert [doubt.code for doubt in found] == ["shared_device", "mixed_devices"]
     assert found[0].message == "rank 1: busy"
-    assert rank_process._of_all([[], []], [{"name": "A"}] * 2) == []
+    assert rank_process._rank_diagnostics([[], []], [{"name": "A"}] * 2) == []
 
 
 def test_nodes_that_are_not_alike_are_doubted_by_name():
     first, second = (
         {"host": name, "device": {"driver": driver}} for name, driver in (("a", "1"), ("b", "2"))
     )
-    [doubt] = rank_process._unlike([first, None, second, None])
+    [doubt] = rank_process._host_differences([first, None, second, None])
     assert (doubt.code, "device.driver: 1 and 2 on b" in doubt.message) == ("mixed_devices", True)
     assert (
-        rank_process._unlike([first, first | {"host": "c"}])
-        == rank_process._unlike([None, None])
+        rank_process._host_differences([first, first | {"host": "c"}])
+        == rank_process._host_differences([None, None])
         == []
     )
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfexp.errors import UserError
-from perfexp.report.speed import Facts, Mode, logged, of_log
-from perfexp.report.speed.lines import LoggedStep
+from perfexp.report.speed import Facts, Mode, of_log, steady
+from perfexp.report.speed.training_log import LoggedStep
 from tests.report.speed import writing
 
 DATA = Path(__file__).parent / "data"
@@ -63,7 +63,7 @@ def test_log_warm_up_is_cut_but_rare_slow_steps_stay(first):
             LoggedStep(None, number, float(time), True)
             for number, time in enumerate([*first, *times])
         ]
-        left = logged.steady(steps)
+        left = steady(steps)
         biases.append(left.seconds / times.mean() - 1)
         skipped.append(left.skipped)
     assert abs(np.mean(biases)) < 0.004

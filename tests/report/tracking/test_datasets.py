@@ -8,7 +8,7 @@ import pytest
 from perfexp.records.analysis import Analysis, SweepAnalysis
 from perfexp.records.record import Metric, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.report.tracking import payload, run_params
+from perfexp.report.tracking import descriptions, payload
 
 DATA = {
     "data": {"_target_": "x", "root": "http://me:secret@host/data"},
@@ -18,7 +18,7 @@ DATA = {
 
 
 def of(record):
-    return run_params.datasets(record, [point.key for point in record.points])
+    return descriptions.datasets(record, [point.key for point in record.points])
 
 
 def test_each_phase_has_its_data_with_sizes(make_record):

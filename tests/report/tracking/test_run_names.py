@@ -7,7 +7,7 @@ from perfexp.errors import UserError
 from perfexp.records.analysis import Analysis
 from perfexp.records.record import Status, SweepMembership
 from perfexp.records.sweep_record import Sweep, SweepChild
-from perfexp.report.tracking import descriptions, run_names, run_params
+from perfexp.report.tracking import descriptions, run_names
 from perfexp.report.tracking.mlflow_sink import MlflowSink
 
 
@@ -171,7 +171,7 @@ def test_the_parameters_of_a_sweep_have_all_values_of_its_axes(make_record):
             job=2, name="fft", directory="x", status=Status.FAILED, axes={"algorithm": "fft"}
         )
     )
-    params = run_params.of_sweep(sweep, records)
+    params = descriptions.params_of_sweep(sweep, records)
     assert params["algorithm"] == "default, winograd, fft"
     assert params["model"] == "vgg16"
 
@@ -181,16 +181,16 @@ def test_axes_are_parameters_however_many_others_there_are(make_record):
     membership = SweepMembership(uid="u", job=0, axes=axes)
     command = [f"custom.key{number}={number}" for number in range(30)]
     record = make_record(command=command, sweep=membership)
-    of_run = run_params.of_run(record)
+    of_run = descriptions.params_of_run(record)
     sweep = Sweep(
         uid="u",
         name="x",
         started="",
         children=[SweepChild(job=0, name="x", directory="x", status=Status.OK, axes=axes)],
     )
-    assert len(of_run) == run_params.MOST
+    assert len(of_run) == descriptions.MOST_PARAMS
     assert axes.items() <= of_run.items()
-    assert axes.items() <= run_params.of_sweep(sweep, [record]).items()
+    assert axes.items() <= descriptions.params_of_sweep(sweep, [record]).items()
 
 
 @pytest.mark.parametrize("name", ["mlflow.user", "perfexp.kind", "gpu", "a/b", "é"])

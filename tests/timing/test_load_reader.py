@@ -13,8 +13,8 @@ from perfexp.measuring.procedure import Procedure
 from perfexp.models import Execution, Precision
 from perfexp.models.fake import FakeModel
 from perfexp.records.record import Key, Point, Status
-from perfexp.timing import loaded, queue
-from perfexp.timing.loaded import LoadReader
+from perfexp.timing import conditions, queue
+from perfexp.timing.conditions import LoadReader
 from perfexp.timing.stopping import Fixed
 
 KEY = Key(phase="inference", input_size=(100, 100), batch_size=1, precision="fp32")
@@ -207,7 +207,7 @@ def patient(monkeypatch):
                 drains.append(held_seconds)
 
     monkeypatch.setattr(LoadReader, "draining", draining)
-    monkeypatch.setattr(loaded, "_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(conditions, "_INTERVAL_SECONDS", 0.0)
     return device, drains
 
 

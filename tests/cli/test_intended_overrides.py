@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfexp.cli import meant
+from perfexp.cli import composition
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ from perfexp.cli import meant
     ],
 )
 def test_words_and_flags_have_overrides(typed, overrides):
-    assert meant.command(typed.split()) == overrides.split()
+    assert composition.intended_overrides(typed.split()) == overrides.split()
 
 
 @pytest.mark.parametrize(
     "typed", ["model=resnet50 -m", "stauts", "xyzzy", "none", "--xyzzy 3", "--dry-run"]
 )
 def test_without_a_clear_meaning_there_is_no_suggestion(typed):
-    assert meant.command(typed.split()) is None
+    assert composition.intended_overrides(typed.split()) is None
 
 
 def test_the_error_has_the_whole_command(run, tmp_path):

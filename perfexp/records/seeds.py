@@ -1,0 +1,95 @@
+"""Seeds: statistics over trainings to a target accuracy, one process with a seed each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfexp.records.point_times import interval_of
+from perfexp.records.quantities import (
+    ACCURACY,
+    REACHED_SHARE,
+    TARGET_ACCURACY,
+    TARGET_P,
+    TIME_TO_ACCURACY,
+)
+from perfexp.records.record import Metric, Point
+from perfexp.records.rows import Row
+from perfexp.records.units import digits
+from perfexp.records.wording import metric_text, range_text
+from perfexp.statistics import trials
+from perfexp.statistics.estimators import Interval
+
+
+def metrics(seeds: Sequence[Point]) -> dict[str, Metric]:
+    """Return metrics over all seeds by name; empty without a target accuracy.
+
+    A stop at the target selects the last accuracy, so that accuracies of several evaluations have
+    no p-value.
+
+    Args:
+        seeds: a point's finished processes, at least one.
+    """
+    targets = _values(seeds, TARGET_ACCURACY)
+    if not targets:
+        return {}
+    times, accuracies = _values(seeds, TIME_TO_ACCURACY), _values(seeds, ACCURACY)
+    found = [_metric(REACHED_SHARE, trials.share(len(times), len(seeds)))]
+    if time := trials.median_time(times, len(seeds)):
+        found.append(_metric(TIME_TO_ACCURACY, time))
+    else:
+        reason = f"reached by {len(times)} of {len(seeds)} seeds"
+        found.append(Metric.of(TIME_TO_ACCURACY, None, reason=reason))
+    if accuracies:
+        found.append(_metric(ACCURACY, trials.mean(accuracies)))
+        found.append(_p_value(seeds, trials.p_above(accuracies, targets[0])))
+    return {metric.name: metric for metric in found}
+
+
+def _p_value(seeds: Sequence[Point], p: float | None) -> Metric:
+    for seed in seeds:
+        if sum(epoch.accuracy is not None for epoch in seed.epochs) > 1:
+            reason = "an early stop selects accuracies; set mode.train.eval_every=EPOCHS"
+            return Metric.of(TARGET_P, None, reason=reason)
+    if p is None:
+        return Metric.of(TARGET_P, None, reason="the accuracies do not vary")
+    return Metric.of(TARGET_P, p)
+
+
+def sentences(row: Row) -> list[str]:
+    """Return the time to a target accuracy and the accuracy, a line each; empty without a target.
+
+    For example: `time to 94 % accuracy: 2.59 s ± 1.4 %, reached by 100 % (83.2 … 100 %) of seeds`.
+    """
+    target = row.value(TARGET_ACCURACY)
+    if target is None:
+        return []
+    time = metric_text(row.metric(TIME_TO_ACCURACY)) or "no median"
+    reached, accuracy = _share(row, REACHED_SHARE), _share(row, ACCURACY)
+    lines = [f"time to {_percent(target)} accuracy: {time}, reached by {reached} of seeds"]
+    if p := row.metric(TARGET_P):
+        text = f"no p-value: {p.reason}"
+        if p.value is not None:
+            text = f"p = {digits(p.value, 2)} for a mean above {_percent(target)}"
+        lines.append(f"accuracy: {accuracy}, {text}")
+    return lines
+
+
+def _values(seeds: Sequence[Point], name: str) -> list[float]:
+    found = [interval_of(seed.metric(name)) for seed in seeds]
+    return [one.value for one in found if one]
+
+
+def _metric(name: str, interval: Interval) -> Metric:
+    return Metric.of(name, interval.value, low=interval.low, high=interval.high)
+
+
+def _share(row: Row, name: str) -> str:
+    share = interval_of(row.metric(name))
+    if share is None:
+        return "an unknown share"
+    ends = range_text(share, lambda value, _: _percent(value)) or "no interval"
+    return f"{_percent(share.value)} ({ends})"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.4g} %"
