@@ -103,7 +103,7 @@ class Side:
 
         Returns:
             `seconds` of the calls, `stored` seeds with files, `changed` functions, and `tails`:
-            seconds of device work after the end of a call's own stream.
+            seconds of work after a call, on other streams or until its outputs can be read.
         """
         torch.use_deterministic_algorithms(check, warn_only=True)
         seconds, stored = list[float](), list[tuple[int, str]]()
@@ -115,8 +115,9 @@ class Side:
                     made = self._inputs
                 self._inputs = made
                 seconds.append(self._seconds(self._call))
-                for output in tensors_in(self._outputs):
-                    torch.count_nonzero(output)  # waits for work that goes on after the call
+                if not self._device.asynchronous:
+                    first, again = self._reading_seconds(), self._reading_seconds()
+                    self._tails.append(first - again)
                 if check or os.urandom(1)[0] * len(seeds) < 256:
                     stored.append((seed, self._store(late=check)))
                 self._outputs = None
@@ -189,7 +190,6 @@ class Side:
         """
         device = self._device
         if not device.asynchronous:
-            self._tails.append(0.0)
             return float(collecting.HostChain(call, device)(1)[0])
         start, end = device.new_event(), device.new_event()
         device.synchronize()
@@ -208,6 +208,13 @@ class Side:
         device.synchronize()
         self._tails.append((device.now_ns() - ended_ns) * 1e-9)
         return device.elapsed_seconds(start, end)
+
+    def _reading_seconds(self) -> float:
+        """Return the time to read the outputs, which waits for work that goes on after the call."""
+        begun_ns = self._device.now_ns()
+        for output in tensors_in(self._outputs):
+            torch.count_nonzero(output)
+        return (self._device.now_ns() - begun_ns) * 1e-9
 
     def _changed(self) -> list[str]:
         """Return the names of functions that were replaced since the callable was imported."""

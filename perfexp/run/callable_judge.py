@@ -54,7 +54,7 @@ _TIMED_SHARE, _UNTIMED_SHARE, _UNEXPLAINED_SHARE = 0.2, 0.05, 0.5
 #: Factor between calls with new and with repeated contents that shows a cache, if three quarters of
 #: the calls exceed it.
 _CACHE_FACTOR = 1.5
-#: Largest share of a call that other streams may still work after it, and an allowance in seconds.
+#: Largest share of a call that work after it may take, and an allowance in seconds.
 _TAIL_SHARE, _TAIL_SECONDS = 0.2, 3e-5
 #: How much faster than copying as many bytes a call can be.
 _CEILING_FACTOR = 4.0
@@ -162,9 +162,6 @@ class _Process:
             if answer["changed"]:
                 raise _Refused(f"{self.name} replaces {', '.join(answer['changed'][:3])}")
             answer["elapsed"] = seconds
-            usual = _TAIL_SHARE * statistics.median(answer["seconds"]) + _TAIL_SECONDS
-            if statistics.median(answer["tails"]) > usual:
-                raise _Refused(f"{self.name} works on another stream after the end of its call")
         return answer
 
     def end(self) -> None:
@@ -255,6 +252,9 @@ class _Judge:
         #: The sides' times of each block, and the judge's time of the block without them.
         self._timed: Seconds = {"left": [], "right": []}
         self._untimed: Seconds = {"left": [], "right": []}
+        #: Medians of each block: a call's time, and the time of work after it.
+        self._medians: Seconds = {"left": [], "right": []}
+        self._tails: Seconds = {"left": [], "right": []}
 
     def decide(self, margin: float, max_seconds: float) -> CallableComparison:
         """Measure pairs of processes until a verdict, a refusal or the time limit."""
@@ -334,6 +334,8 @@ class _Judge:
                 seconds[side.name] += new
                 self._repeated[side.name] += map(operator.truediv, new, again)
                 self._timed[side.name].append(sum(answer["seconds"]))
+                self._medians[side.name].append(statistics.median(answer["seconds"]))
+                self._tails[side.name].append(statistics.median(answer["tails"]))
                 untimed_seconds = answer["elapsed"] - sum(answer["seconds"])
                 self._untimed[side.name].append(untimed_seconds)
         return seconds
@@ -369,9 +371,15 @@ class _Judge:
             )
 
     def _check_times(self) -> None:
-        """Refuse a right side around whose calls the judge's clock shows more time than around the
-        left's: its clock is slow, its times were changed, or it works after it has returned.
+        """Refuse a right side that works after it has returned, or changes its times.
+
+        Around the calls of the latter, the judge's clock shows more time than around the left's.
         """
+        left_tail, right_tail = map(statistics.median, self._tails.values())
+        call_seconds = statistics.median(self._medians["right"])
+        usual_tail = _TAIL_SHARE * call_seconds + _TAIL_SECONDS + 2 * max(0.0, left_tail)
+        if right_tail > usual_tail:
+            raise _Refused("right works after it has returned")
         unexplained = 0
         for timed, untimed, usual in zip(
             self._timed["right"], self._untimed["right"], self._untimed["left"], strict=True
@@ -379,8 +387,7 @@ class _Judge:
             unexplained += untimed - usual > _TIMED_SHARE * timed + _UNTIMED_SHARE * usual
         if unexplained > _UNEXPLAINED_SHARE * len(self._timed["right"]):
             raise _Refused(
-                "right takes longer by the judge's clock than by its own: it changes times, or "
-                "works after it has returned"
+                "right takes longer by the judge's clock than by its own: it changes times"
             )
 
     @contextmanager

@@ -229,6 +229,36 @@ def _verdict(shuffler, ratio, scatter):
     return verdict
 
 
+@pytest.fixture
+def judged(here):
+    """A judge with six blocks of each side: 10 calls of 10 ms each on the left, of 5 ms on the right."""
+    judge = callable_judge._Judge(("old.py:fn", "old.py:fn", "inputs.py:make"), str(here), {})
+    for side, call_seconds in (("left", 0.01), ("right", 0.005)):
+        judge._medians[side] = [call_seconds] * 6
+        judge._timed[side] = [10 * call_seconds] * 6
+        judge._untimed[side] = [0.02, 0.021, 0.02, 0.019, 0.05, 0.02]
+        judge._tails[side] = [1e-4] * 6
+    return judge
+
+
+def test_a_faster_side_with_as_much_time_around_calls_passes(judged):
+    judged._check_times()
+
+
+def test_a_faster_side_whose_clock_hides_time_is_refused(judged):
+    judged._untimed["right"] = [seconds + 0.02 for seconds in judged._untimed["right"]]
+
+    with pytest.raises(callable_judge._Refused, match="changes times"):
+        judged._check_times()
+
+
+def test_a_faster_side_whose_outputs_come_late_is_refused(judged):
+    judged._tails["right"] = [0.005] * 6
+
+    with pytest.raises(callable_judge._Refused, match="works after it has returned"):
+        judged._check_times()
+
+
 def test_equal_sides_are_rarely_faster_or_slower():
     shuffler = random.Random(0)
     verdicts = [
