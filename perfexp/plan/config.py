@@ -26,7 +26,7 @@ from perfexp.plan.override_keys import key_of
 from perfexp.plan.plan_fields import FORMAT, ConfigSchema, PlanSchema, ProcessStart
 from perfexp.plan.sparse import Sparse
 from perfexp.plan.speed_folder import default_folder
-from perfexp.plan.sweep import Oom, Sweep, shrunk, timed_keys
+from perfexp.plan.sweep import Oom, Sweep, anchors, shrunk, timed_keys
 from perfexp.records import old_names
 from perfexp.records.record import LARGEST, Key, Point, Status, layers_key, without_replicate
 from perfexp.records.sizes import Size, parse_batch_sizes, parse_sizes
@@ -136,7 +136,7 @@ class Plan(PlanSchema):
         if state not in self._counts:
             pairs = {}
             for phase in self.phases:
-                pairs[phase] = self._sweep.points(self.input_size, self._batch_sizes(phase))
+                pairs[phase] = self._repeated(phase)
             keys = timed_keys(pairs, precision=self.precision.name, replicate=1)
             planned = set(map(without_replicate, keys))
             self._counts[state] = process_count.wanted(results, build(self.stopping), planned)
@@ -283,10 +283,11 @@ class Plan(PlanSchema):
         pairs = {}
         chosen = {}
         for phase, of in sizes.items():
-            pairs[phase] = sweep.points(*of)
+            pairs[phase] = self._repeated(phase)
             if isinstance(sweep, Sparse):  # phases with the same sizes and batches choose together
                 same = [one for one in results if sizes.get(one.key.phase) == of]
                 chosen[phase] = sweep.chosen(*of, same)
+                pairs[phase] = [pair for pair in pairs[phase] if pair in chosen[phase]]
         keys = timed_keys(
             pairs,
             chosen=chosen,
@@ -296,6 +297,20 @@ class Plan(PlanSchema):
         if not self.infers_trained:
             return list(keys)
         return [key for key in keys if not (key.replicate and key.phase == "train")]
+
+    def _repeated(self, phase: str) -> list[tuple[Size, int]]:
+        """Return the points that every process measures."""
+        of = self.input_size, self._batch_sizes(phase)
+        if isinstance(self._sweep, Sparse):
+            return self._sweep.anchors(*of)
+        return self._sweep.points(*of)
+
+    def anchors(self, results: Collection[Point]) -> list[tuple[Size, int]]:
+        """Return the points with the extra passes; for `results` see `fixed_keys`."""
+        if self.is_sparse:
+            return [pair for phase in self.phases for pair in self._repeated(phase)]
+        keys = self.fixed_keys(results)
+        return anchors(list(dict.fromkeys((key.input_size, key.batch_size) for key in keys)))
 
     def _batch_sizes(self, phase: str) -> list[int]:
         """Return a phase's batch sizes: its own, or the plan's."""
@@ -338,7 +353,13 @@ class Plan(PlanSchema):
         """
         if not self.probes.layers:
             return []
-        return list(map(layers_key, self.first_keys(results)))
+        keys = self.first_keys(results)
+        if isinstance(self._sweep, Sparse):
+            chosen = self._sweep.with_layers(
+                list(dict.fromkeys((key.input_size, key.batch_size) for key in keys))
+            )
+            keys = [key for key in keys if (key.input_size, key.batch_size) in chosen]
+        return list(map(layers_key, keys))
 
     def profile_keys(self, results: Collection[Point] = ()) -> list[Key]:
         """Return the profiles to make after timing."""

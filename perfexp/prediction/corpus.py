@@ -35,7 +35,7 @@ from perfexp.records.subject import Subject, subject
 from perfexp.records.summary import rows
 from perfexp.statistics import selection
 from perfexp.statistics.conformal import Calibration, calibrate
-from perfexp.statistics.estimators import Interval
+from perfexp.statistics.estimators import Interval, Samples
 from perfexp.statistics.gaussian_process import Curve
 from perfexp.statistics.moderated import Repeats
 from perfexp.statistics.prior import Prior
@@ -96,6 +96,7 @@ class MeasuredCurve:
         out_of_memory: input sizes and batch sizes in this phase that ran out of memory.
         conditions: versions and limits that change times.
         ended: end of the record, ISO 8601.
+        times: time curve of the same phase, which an energy curve with fewer points borrows from.
     """
 
     folder: Path
@@ -109,6 +110,17 @@ class MeasuredCurve:
     out_of_memory: frozenset[Pair]
     conditions: Mapping[str, str]
     ended: str
+    times: MeasuredCurve | None = None
+
+    @property
+    def borrows(self) -> bool:
+        """Return whether predictions use the time curve, too."""
+        return self.times is not None and len(self.times.values) > len(self.values)
+
+    @property
+    def least_points(self) -> int:
+        """Return the fewest points that the curve is predicted from."""
+        return LEAST_MEASURED - self.borrows
 
     @property
     def name(self) -> str:
@@ -127,11 +139,11 @@ class MeasuredCurve:
         if len(pairs) > MOST_MEASURED:
             places = np.linspace(0, len(pairs) - 1, MOST_MEASURED).round().astype(int)
             pairs = [pairs[place] for place in places]
-        x = selection.coordinates(pairs)
         reference = selection.coordinates(list(self.values))
-        spans = np.ptp(reference, axis=0)
-        values = list(map(self.values.__getitem__, pairs))
-        return curve_of(selection.scaled(x, reference), spans, values)
+        curve = _curve_over(reference, {pair: self.values[pair] for pair in pairs})
+        if self.times is None or not self.borrows:
+            return curve
+        return replace(curve, related=_curve_over(reference, self.times.values))
 
     def truth(self) -> Truth:
         """Return the curve as known truth, to score predictions from part of it."""
@@ -143,6 +155,12 @@ class MeasuredCurve:
             values=np.array([value.value for value in values]),
             errors=np.array(list(map(standard_error, values))),
         )
+
+
+def _curve_over(reference: Samples, values: Mapping[Pair, Interval]) -> Curve:
+    """Return values as a curve whose coordinates are shares of the reference's range."""
+    x = selection.scaled(selection.coordinates(list(values)), reference)
+    return curve_of(x, np.ptp(reference, axis=0), list(values.values()))
 
 
 def _length(values: Any) -> int:
@@ -227,6 +245,7 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
         of_processes = priors.of_record(record).get(priors.class_of("energy", None))
         found = {"time": _times(of_phase), "energy": _metrics(of_phase, ENERGY, of_processes)}
         found["memory"] = _metrics(of_phase, PEAK_MEMORY)
+        times = None
         for quantity, (kind, values) in found.items():
             if values or too_large:
                 curve = MeasuredCurve(
@@ -241,8 +260,10 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
                     out_of_memory=too_large,
                     conditions=conditions_of(record.environment),
                     ended=record.ended,
+                    times=times if quantity == "energy" else None,
                 )
                 curves.append(curve)
+                times = times or curve
     return curves
 
 

@@ -7,6 +7,9 @@ coordinates, and the logarithm of the remaining value has three parts: a plane, 
 There are two kinds of stairs. Some kernel choices last for several sizes (a step process with
 exponential covariance). Other kernel choices change from size to size (white). White stairs belong
 to the curve, not to the measurement: predictions include them.
+
+A curve with few points, such as energy, can borrow from a related curve, such as time. Both share a
+part of their deviations from their own planes.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ GRID = np.array(
         )
     )
 )
+#: Correlations between the deviations of a curve and of its related curve.
+_SHARES = (0.0, 0.5, 0.8, 0.95, 0.99)
 #: Length over which a kernel choice lasts, as a share of the measured range.
 _STAIR_LENGTH = 0.3
 #: Vague prior variances for the plane's level and slope.
@@ -57,12 +62,19 @@ class Curve:
         spans: log ratios between the ends of the measured range, shape (d,).
         y: log values, shape (n,).
         errors: relative standard errors of the values, shape (n,).
+        related: curve over the same coordinates to borrow from; None for a curve that stands alone.
     """
 
     x: Samples
     spans: Samples
     y: Samples
     errors: Samples
+    related: Curve | None = None
+
+    @property
+    def parts(self) -> list[Curve]:
+        """Return the curve and its related curve, if any."""
+        return [self] if self.related is None else [self, self.related]
 
     def without(self, index: int) -> Curve:
         """Return the curve without the point at `index`."""
@@ -99,22 +111,26 @@ def predict(curve: Curve, at: Samples, prior: Samples | None = None) -> Predicti
         at: coordinates, shape (m, d).
         prior: log weights for GRID, shape (len(GRID),); None for equal weights.
     """
-    floor = _floor(curve)
-    evidence, lower, alpha, level = _fit(curve, floor)
-    weights = _normalized(evidence, prior)
+    evidence, lower, alpha, level = _fit(curve)
+    grid, floor = _grid(curve), _floor(curve)
+    repeated = None if prior is None else np.tile(prior, len(grid) // len(GRID))
+    weights = _normalized(evidence, repeated)
     chosen = np.flatnonzero(weights > _NEGLIGIBLE * weights.max())
     weights = weights[chosen] / weights[chosen].sum()
     error = max(float(np.median(curve.errors)), _LEAST_ERROR)
     parts = []
     for part in np.split(at, range(_CHUNK, len(at), _CHUNK)):
-        cross = _covariance(curve.x, part)[chosen]
+        cross = np.concatenate(
+            [_covariance(one.x, part, grid[chosen], is_same=one is curve) for one in curve.parts],
+            axis=1,
+        )
         means = (
             level
             + np.log(floor + curve.batch(part))
             + np.einsum("gnm,gn->gm", cross, alpha[chosen])
         )
         explained = (np.linalg.solve(lower[chosen], cross) ** 2).sum(axis=1)
-        own = (GRID[chosen][:, [0, 2, 3]] ** 2).sum(axis=1)[:, None] + _plane(part)
+        own = (grid[chosen][:, [0, 2, 3]] ** 2).sum(axis=1)[:, None] + _plane(part)
         mean = weights @ means
         variance = weights @ (np.maximum(own - explained, 0.0) + means**2) - mean**2
         parts.append((mean, np.sqrt(np.maximum(variance, 0.0) + error**2)))
@@ -145,7 +161,10 @@ def learn_prior(curves: list[Curve]) -> Samples | None:
     """
     if not curves:
         return None
-    evidences = [_fit(curve, _floor(curve))[0] for curve in curves]
+    evidences = []
+    for curve in curves:
+        by_share = _fit(curve)[0].reshape(-1, len(GRID))
+        evidences.append(np.logaddexp.reduce(by_share))
     uniform: Samples = np.full(len(GRID), 1 / len(GRID))
     prior = uniform
     for _ in range(_LEARNING_STEPS):
@@ -163,42 +182,59 @@ def _floor(curve: Curve) -> float:
     return float(_FLOORS[(rest**2).sum(axis=1).argmin()])
 
 
-def _fit(curve: Curve, floor: float) -> tuple[Samples, Samples, Samples, float]:
+def _grid(curve: Curve) -> Samples:
+    """Return the hyperparameters, with a share as fifth column: GRID once for each share."""
+    shares = (0.0,) if curve.related is None else _SHARES
+    return np.vstack([np.column_stack([GRID, np.full(len(GRID), share)]) for share in shares])
+
+
+def _fit(curve: Curve) -> tuple[Samples, Samples, Samples, float]:
     """Return the fit for each grid point, and the mean of the rest.
 
     The rest is the log values minus the log line over batch size.
 
     Returns:
         log evidence, shape (g,), Cholesky factor, shape (g, n, n), weights, shape (g, n), and the
-        mean.
+        mean. Points of the related curve follow the curve's.
     """
-    noise = np.maximum(curve.errors, _LEAST_ERROR) ** 2 + GRID[:, 3, None] ** 2
-    covariance = _covariance(curve.x, curve.x)
-    places = np.arange(len(curve.y))
-    covariance[:, places, places] += noise
+    grid, parts = _grid(curve), curve.parts
+    rows = []
+    for first in parts:
+        row = [_covariance(first.x, second.x, grid, is_same=first is second) for second in parts]
+        rows.append(np.concatenate(row, axis=2))
+    covariance = np.concatenate(rows, axis=1)
+    errors = np.concatenate([one.errors for one in parts])
+    places = np.arange(len(errors))
+    covariance[:, places, places] += np.maximum(errors, _LEAST_ERROR) ** 2 + grid[:, 3, None] ** 2
     lower = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
-    rest = curve.y - np.log(floor + curve.batch(curve.x))
-    centered = np.broadcast_to((rest - rest.mean())[:, None], (len(GRID), len(rest), 1))
-    whitened = np.linalg.solve(lower, centered)
+    rests = [one.y - np.log(_floor(one) + one.batch(one.x)) for one in parts]
+    centered = np.concatenate([rest - rest.mean() for rest in rests])[:, None]
+    whitened = np.linalg.solve(lower, np.broadcast_to(centered, (len(grid), len(errors), 1)))
     alpha = np.asarray(
         np.linalg.solve(np.swapaxes(lower, 1, 2), whitened)[..., 0], dtype=np.float64
     )
     evidence: Samples = -0.5 * (whitened[..., 0] ** 2).sum(axis=1) - np.log(
         np.diagonal(lower, axis1=1, axis2=2)
     ).sum(axis=1)
-    return evidence, lower, alpha, float(rest.mean())
+    return evidence, lower, alpha, float(rests[0].mean())
 
 
-def _covariance(first: Samples, second: Samples) -> Samples:
-    """Return the covariance of plane, smooth part and lasting stairs, shape (g, n, m)."""
+def _covariance(first: Samples, second: Samples, grid: Samples, *, is_same: bool) -> Samples:
+    """Return the covariance of plane, smooth part and stairs, shape (g, n, m).
+
+    Between related curves it has no plane, but white stairs at equal coordinates.
+    """
     distance = np.sqrt(((first[:, None] - second[None]) ** 2).sum(axis=-1))
-    smooth, length, lasting = (GRID[:, column, None, None] for column in range(3))
+    smooth, length, lasting, white, share = (grid[:, column, None, None] for column in range(5))
     ratio = np.sqrt(3) * distance / length
     covariance: Samples = smooth**2 * (1 + ratio) * np.exp(-ratio) + lasting**2 * np.exp(
         -distance / _STAIR_LENGTH
     )
-    covariance += _LEVEL_VARIANCE + _SLOPE_VARIANCE * (first @ second.T)
-    return covariance
+    if is_same:
+        covariance += _LEVEL_VARIANCE + _SLOPE_VARIANCE * (first @ second.T)
+        return covariance
+    shared: Samples = share * (covariance + white**2 * (distance == 0))
+    return shared
 
 
 def _plane(at: Samples) -> Samples:

@@ -70,23 +70,25 @@ def measure_points(
         procedure.begin()
     if plan.probes.ceilings and replicate == 0:
         procedure.ceilings = _ceilings(procedure, emit)
-    keys = plan.fixed_keys(read_points(paths.points))
-    procedure.anchors = sweep.anchors(
-        list(dict.fromkeys((key.input_size, key.batch_size) for key in keys))
-    )
+    keys, energy = plan.fixed_keys(read_points(paths.points)), procedure.energy
+    procedure.anchors = plan.anchors(read_points(paths.points))
     while left := _missing(
         plan.timed_keys(earlier := read_points(paths.points)), paths, replicate
     ):  # results may add points
         order = sweep.order(left, replicate, plan.seed)
         for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
-            begin(key, emit)
             results, predicted = read_points(paths.points), None
+            if plan.is_sparse and key not in plan.timed_keys(results):
+                continue  # the algorithm computes nothing of this model
+            begin(key, emit)
             if chosen.skip_larger:  # if a smaller point ran out of memory, this one would, too
                 predicted = sweep.predicted_out_of_memory(key, results)
             if plan.infers_trained:
                 predicted = predicted or _without_training(key, results)
             if guard is not None:
                 predicted = predicted or guard.refuse(key, results)
+            is_with_energy = not plan.is_sparse or procedure.is_anchor(key)
+            procedure.energy = energy if is_with_energy else None
             point = predicted or procedure.measure(key)
             if key not in keys and (before := sweep.shrunk(results).get(key)):
                 point.facts["shrunk_from"] = before
