@@ -151,7 +151,7 @@ class Sparse:
         return selection.following(x, curves, tried, target=self.target, impossible=impossible)
 
 
-def spread(pairs: Sequence[Pair], number: int) -> list[Pair]:
+def spread(pairs: Iterable[Pair], number: int) -> list[Pair]:
     """Return `number` points from the least to the most pixels × batch size, evenly by rank."""
     ranked = sorted(pairs, key=lambda pair: (pair[0][0] * pair[0][1] * pair[1], pair))
     places = np.linspace(0, len(ranked) - 1, min(number, len(ranked))).round().astype(int)

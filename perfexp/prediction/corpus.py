@@ -21,6 +21,7 @@ from perfexp.plan.sparse import (
     Pair,
     curve_of,
     out_of_memory,
+    spread,
     standard_error,
 )
 from perfexp.prediction.identity import identity
@@ -46,6 +47,8 @@ QUANTITIES = {"time": "seconds", "energy": "joules", "memory": "bytes"}
 _CONDITIONS = ("cudnn", "cuda", "driver", "power_limit_watts", "clocks_locked")
 #: Limit on the curves that calibrate a curve; the newest are used.
 MOST_CURVES = 30
+#: Limit on the times that an energy curve borrows.
+_MOST_BORROWED = 24
 #: Folder levels to search for sibling runs: runs, and runs in sweeps.
 _SIBLING_LEVELS = 2
 
@@ -115,7 +118,8 @@ class MeasuredCurve:
     @property
     def borrows(self) -> bool:
         """Return whether predictions use the time curve, too."""
-        return self.times is not None and len(self.times.values) > len(self.values)
+        few = len(self.values) < selection.INITIAL
+        return few and self.times is not None and len(self.times.values) > len(self.values)
 
     @property
     def least_points(self) -> int:
@@ -135,15 +139,11 @@ class MeasuredCurve:
 
         If it has more points than a prediction takes, evenly spread points are chosen.
         """
-        pairs = sorted(self.values, key=lambda pair: (pair[0][0] * pair[0][1] * pair[1], pair))
-        if len(pairs) > MOST_MEASURED:
-            places = np.linspace(0, len(pairs) - 1, MOST_MEASURED).round().astype(int)
-            pairs = [pairs[place] for place in places]
         reference = selection.coordinates(list(self.values))
-        curve = _curve_over(reference, {pair: self.values[pair] for pair in pairs})
+        curve = _curve_over(reference, self.values, MOST_MEASURED)
         if self.times is None or not self.borrows:
             return curve
-        return replace(curve, related=_curve_over(reference, self.times.values))
+        return replace(curve, related=_curve_over(reference, self.times.values, _MOST_BORROWED))
 
     def truth(self) -> Truth:
         """Return the curve as known truth, to score predictions from part of it."""
@@ -157,10 +157,11 @@ class MeasuredCurve:
         )
 
 
-def _curve_over(reference: Samples, values: Mapping[Pair, Interval]) -> Curve:
-    """Return values as a curve whose coordinates are shares of the reference's range."""
-    x = selection.scaled(selection.coordinates(list(values)), reference)
-    return curve_of(x, np.ptp(reference, axis=0), list(values.values()))
+def _curve_over(reference: Samples, values: Mapping[Pair, Interval], most: int) -> Curve:
+    """Return up to `most` values as a curve with coordinates as shares of the reference's range."""
+    pairs = spread(values, most)
+    x = selection.scaled(selection.coordinates(pairs), reference)
+    return curve_of(x, np.ptp(reference, axis=0), list(map(values.__getitem__, pairs)))
 
 
 def _length(values: Any) -> int:

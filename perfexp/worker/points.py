@@ -20,7 +20,7 @@ from perfexp.plan.largest_batch import SMALLEST, TRIALS, bracket, outcomes, tria
 from perfexp.records import diagnostics, units
 from perfexp.records.messages import UNTRAINED, Events
 from perfexp.records.paths import RunPaths, append_line
-from perfexp.records.quantities import PEAK_MEMORY, TOO_LARGE, TRIED_BATCHES
+from perfexp.records.quantities import ENERGY, PEAK_MEMORY, TOO_LARGE, TRIED_BATCHES
 from perfexp.records.record import (
     LARGEST,
     Key,
@@ -50,6 +50,8 @@ _has_begun: list[bool] = []
 _start_seconds: list[float] = []
 #: Names of the modules that have forked this process since the point in progress began.
 _forks: list[str] = []
+#: Reason for a point without energy in a sparse sweep.
+_NO_ENERGY = "measured at other points (sweep.anchors) and predicted here"
 #: Limit on unusable files that the console lists.
 _SHOWN_PROBLEMS = 20
 
@@ -90,6 +92,8 @@ def measure_points(
             is_with_energy = not plan.is_sparse or procedure.is_anchor(key)
             procedure.energy = energy if is_with_energy else None
             point = predicted or procedure.measure(key)
+            if energy is not None and not is_with_energy:
+                point.metrics.append(Metric.of(ENERGY, None, reason=_NO_ENERGY))
             if key not in keys and (before := sweep.shrunk(results).get(key)):
                 point.facts["shrunk_from"] = before
             if plan.seeks_batch and (trials := trials_of(key, earlier)):
