@@ -26,7 +26,7 @@ from perfexp.plan.override_keys import key_of
 from perfexp.plan.plan_fields import FORMAT, ConfigSchema, PlanSchema, ProcessStart
 from perfexp.plan.sparse import Sparse
 from perfexp.plan.speed_folder import default_folder
-from perfexp.plan.sweep import Oom, Sweep, anchors, shrunk, timed_keys
+from perfexp.plan.sweep import ANCHORS, Oom, Sweep, shrunk, spread, timed_keys
 from perfexp.records import old_names
 from perfexp.records.record import LARGEST, Key, Point, Status, layers_key, without_replicate
 from perfexp.records.sizes import Size, parse_batch_sizes, parse_sizes
@@ -310,7 +310,7 @@ class Plan(PlanSchema):
         if self.is_sparse:
             return [pair for phase in self.phases for pair in self._repeated(phase)]
         keys = self.fixed_keys(results)
-        return anchors(list(dict.fromkeys((key.input_size, key.batch_size) for key in keys)))
+        return spread({(key.input_size, key.batch_size) for key in keys}, ANCHORS)
 
     def _batch_sizes(self, phase: str) -> list[int]:
         """Return a phase's batch sizes: its own, or the plan's."""
@@ -355,9 +355,7 @@ class Plan(PlanSchema):
             return []
         keys = self.first_keys(results)
         if isinstance(self._sweep, Sparse):
-            chosen = self._sweep.with_layers(
-                list(dict.fromkeys((key.input_size, key.batch_size) for key in keys))
-            )
+            chosen = self._sweep.with_layers({(key.input_size, key.batch_size) for key in keys})
             keys = [key for key in keys if (key.input_size, key.batch_size) in chosen]
         return list(map(layers_key, keys))
 

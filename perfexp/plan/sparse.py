@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from perfexp.errors import UserError
-from perfexp.plan.sweep import Point, Sizes, Sweep
+from perfexp.plan.sweep import ANCHORS, Point, Sizes, Sweep, spread
 from perfexp.records.point_times import DEVICE_TIMES, first_median_interval
+from perfexp.records.quantities import COVERAGE
 from perfexp.records.record import Point as Measured
 from perfexp.records.record import Status
 from perfexp.records.sizes import Size
@@ -25,9 +26,8 @@ LEAST_MEASURED, MOST_MEASURED = 4, 100
 _UNKNOWN_ERROR, _HALF_WIDTHS = 0.02, 1.96
 #: Fewest points with an energy, which is predicted from the times, too.
 LEAST_ANCHORS = LEAST_MEASURED - 1
-#: Share of the operations that ran the algorithm, and the number of points without any that end a
-#: sweep.
-_SHARE, _TRIED_BY_FALLBACK = "algorithm/flops_share", 2
+#: Number of points where the algorithm computes nothing that end a sweep.
+_WITHOUT_EFFECT = 2
 #: Times that are predicted, best first.
 _KINDS = (*DEVICE_TIMES, "latency", "throughput")
 
@@ -46,7 +46,7 @@ class Sparse:
         *,
         measured: int = 12,
         target: float = 0.03,
-        anchors: int | None = 3,
+        anchors: int | None = ANCHORS,
         layers_every: int = 4,
         num_sizes: int = 100,
         min_size: int = 224,
@@ -123,7 +123,7 @@ class Sparse:
             return pairs
         return spread(pairs, self._anchors)
 
-    def with_layers(self, pairs: Sequence[Pair]) -> list[Pair]:
+    def with_layers(self, pairs: Collection[Pair]) -> list[Pair]:
         """Return the measured points that get layers."""
         return spread(pairs, -(-len(pairs) // self._layers_every))
 
@@ -151,21 +151,14 @@ class Sparse:
         return selection.following(x, curves, tried, target=self.target, impossible=impossible)
 
 
-def spread(pairs: Iterable[Pair], number: int) -> list[Pair]:
-    """Return `number` points from the least to the most pixels × batch size, evenly by rank."""
-    ranked = sorted(pairs, key=lambda pair: (pair[0][0] * pair[0][1] * pair[1], pair))
-    places = np.linspace(0, len(ranked) - 1, min(number, len(ranked))).round().astype(int)
-    return [ranked[place] for place in places]
-
-
 def falls_back(points: Iterable[Measured]) -> bool:
     """Return whether two points are known to have run nothing by the algorithm."""
     shares = dict[Pair, float]()
     for point in points:
-        share = point.metric(_SHARE)
+        share = point.metric(COVERAGE)
         if point.key.is_timed and share is not None and share.value is not None:
             shares[pair_of(point)] = max(share.value, shares.get(pair_of(point), 0.0))
-    return len(shares) >= _TRIED_BY_FALLBACK and not any(shares.values())
+    return len(shares) >= _WITHOUT_EFFECT and not any(shares.values())
 
 
 def pair_of(point: Measured) -> Pair:

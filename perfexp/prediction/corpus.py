@@ -21,9 +21,9 @@ from perfexp.plan.sparse import (
     Pair,
     curve_of,
     out_of_memory,
-    spread,
     standard_error,
 )
+from perfexp.plan.sweep import spread
 from perfexp.prediction.identity import identity
 from perfexp.prediction.skill import Truth
 from perfexp.records import priors

@@ -449,8 +449,8 @@ def _notes(record: Record, folder: Path) -> list[Diagnostic]:
     if falls_back(record.points):
         sizes = {pair_of(point) for point in record.points if point.key.is_timed}
         name = str(record.plan["choices"].get("algorithm"))
-        code = "algorithm_without_effect"
-        doubts.append(diagnostics.make(code, algorithm=name, count=len(sizes)))
+        note = diagnostics.make("algorithm_without_effect", algorithm=name, count=len(sizes))
+        doubts.append(note)
     return doubts
 
 

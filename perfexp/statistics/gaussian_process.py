@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfexp.statistics.estimators import Samples
 
@@ -76,6 +77,12 @@ class Curve:
         """Return the curve and its related curve, if any."""
         return [self] if self.related is None else [self, self.related]
 
+    @property
+    def stacked(self) -> tuple[Samples, NDArray[np.bool_]]:
+        """Return the coordinates of all parts, and whether each point is of this curve."""
+        x = np.concatenate([one.x for one in self.parts])
+        return x, np.arange(len(x)) < len(self.y)
+
     def without(self, index: int) -> Curve:
         """Return the curve without the point at `index`."""
         return replace(
@@ -112,7 +119,7 @@ def predict(curve: Curve, at: Samples, prior: Samples | None = None) -> Predicti
         prior: log weights for GRID, shape (len(GRID),); None for equal weights.
     """
     evidence, lower, alpha, level = _fit(curve)
-    grid, floor = _grid(curve), _floor(curve)
+    grid, floor, (x, is_own) = _grid(curve), _floor(curve), curve.stacked
     repeated = None if prior is None else np.tile(prior, len(grid) // len(GRID))
     weights = _normalized(evidence, repeated)
     chosen = np.flatnonzero(weights > _NEGLIGIBLE * weights.max())
@@ -120,10 +127,7 @@ def predict(curve: Curve, at: Samples, prior: Samples | None = None) -> Predicti
     error = max(float(np.median(curve.errors)), _LEAST_ERROR)
     parts = []
     for part in np.split(at, range(_CHUNK, len(at), _CHUNK)):
-        cross = np.concatenate(
-            [_covariance(one.x, part, grid[chosen], is_same=one is curve) for one in curve.parts],
-            axis=1,
-        )
+        cross = _covariance(x, part, grid[chosen], is_own[:, None])
         means = (
             level
             + np.log(floor + curve.batch(part))
@@ -185,7 +189,7 @@ def _floor(curve: Curve) -> float:
 def _grid(curve: Curve) -> Samples:
     """Return the hyperparameters, with a share as fifth column: GRID once for each share."""
     shares = (0.0,) if curve.related is None else _SHARES
-    return np.vstack([np.column_stack([GRID, np.full(len(GRID), share)]) for share in shares])
+    return np.vstack([np.insert(GRID, 4, share, axis=1) for share in shares])
 
 
 def _fit(curve: Curve) -> tuple[Samples, Samples, Samples, float]:
@@ -197,17 +201,13 @@ def _fit(curve: Curve) -> tuple[Samples, Samples, Samples, float]:
         log evidence, shape (g,), Cholesky factor, shape (g, n, n), weights, shape (g, n), and the
         mean. Points of the related curve follow the curve's.
     """
-    grid, parts = _grid(curve), curve.parts
-    rows = []
-    for first in parts:
-        row = [_covariance(first.x, second.x, grid, is_same=first is second) for second in parts]
-        rows.append(np.concatenate(row, axis=2))
-    covariance = np.concatenate(rows, axis=1)
-    errors = np.concatenate([one.errors for one in parts])
+    grid, (x, is_own) = _grid(curve), curve.stacked
+    covariance = _covariance(x, x, grid, is_own[:, None] == is_own)
+    errors = np.concatenate([one.errors for one in curve.parts])
     places = np.arange(len(errors))
     covariance[:, places, places] += np.maximum(errors, _LEAST_ERROR) ** 2 + grid[:, 3, None] ** 2
     lower = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
-    rests = [one.y - np.log(_floor(one) + one.batch(one.x)) for one in parts]
+    rests = [one.y - np.log(_floor(one) + one.batch(one.x)) for one in curve.parts]
     centered = np.concatenate([rest - rest.mean() for rest in rests])[:, None]
     whitened = np.linalg.solve(lower, np.broadcast_to(centered, (len(grid), len(errors), 1)))
     alpha = np.asarray(
@@ -219,10 +219,14 @@ def _fit(curve: Curve) -> tuple[Samples, Samples, Samples, float]:
     return evidence, lower, alpha, float(rests[0].mean())
 
 
-def _covariance(first: Samples, second: Samples, grid: Samples, *, is_same: bool) -> Samples:
+def _covariance(
+    first: Samples, second: Samples, grid: Samples, is_same: NDArray[np.bool_]
+) -> Samples:
     """Return the covariance of plane, smooth part and stairs, shape (g, n, m).
 
-    Between related curves it has no plane, but white stairs at equal coordinates.
+    Args:
+        is_same: whether two points are of the same curve. Otherwise they have no common plane, but
+            a share of the rest, and of white stairs at equal coordinates.
     """
     distance = np.sqrt(((first[:, None] - second[None]) ** 2).sum(axis=-1))
     smooth, length, lasting, white, share = (grid[:, column, None, None] for column in range(5))
@@ -230,11 +234,9 @@ def _covariance(first: Samples, second: Samples, grid: Samples, *, is_same: bool
     covariance: Samples = smooth**2 * (1 + ratio) * np.exp(-ratio) + lasting**2 * np.exp(
         -distance / _STAIR_LENGTH
     )
-    if is_same:
-        covariance += _LEVEL_VARIANCE + _SLOPE_VARIANCE * (first @ second.T)
-        return covariance
-    shared: Samples = share * (covariance + white**2 * (distance == 0))
-    return shared
+    plane = _LEVEL_VARIANCE + _SLOPE_VARIANCE * (first @ second.T)
+    shared = share * (covariance + white**2 * (distance == 0))
+    return np.where(is_same, covariance + plane, shared)
 
 
 def _plane(at: Samples) -> Samples:

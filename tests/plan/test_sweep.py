@@ -99,7 +99,7 @@ def shares(plan, values):
     return results
 
 
-def test_energy_and_further_processes_are_at_both_ends_and_between():
+def test_anchors_are_both_ends_and_a_point_between():
     plan = sparse_plan("processes=2", "probes.layers=true")
     sides = [key.input_size[0] for key in plan.timed_keys() if key.replicate]
     assert sides == [224, 311, 512]
