@@ -40,7 +40,7 @@ from perfexp.records.record import (
     timestamp,
     without_replicate,
 )
-from perfexp.records.subject import one_line
+from perfexp.records.subject import one_line, subject
 from perfexp.records.wording import epoch_text, median_text
 from perfexp.report import run_files
 from perfexp.report.console import Console
@@ -448,7 +448,7 @@ def _notes(record: Record, folder: Path) -> list[Diagnostic]:
     doubts = [doubt for curve in curves for doubt in lookup.stairs(curve)]
     if falls_back(record.points):
         sizes = {pair_of(point) for point in record.points if point.key.is_timed}
-        name = str(record.plan["choices"].get("algorithm"))
+        name = subject(record.plan, record.environment).algorithm
         note = diagnostics.make("algorithm_without_effect", algorithm=name, count=len(sizes))
         doubts.append(note)
     return doubts
