@@ -37,7 +37,9 @@ from perfexp.prediction.corpus import Corpus, MeasuredCurve, find_curves
 from perfexp.prediction.predictions import INTERPOLATED, forecast
 from perfexp.prediction.skill import GAUSSIAN_PROCESS, Score, Truth, pooled, score
 from perfexp.records.record import Record
-from perfexp.statistics.conformal import Calibration, calibrate
+from perfexp.statistics import selection
+from perfexp.statistics.conformal import NORMAL_FACTOR, Calibration, calibrate
+from perfexp.statistics.gaussian_process import Prediction, predict
 
 #: Keys of a command that decide on its memory.
 _TRACED_KEYS = ("model", "mode", "precision", "execution", "algorithm", "input_size", "batch_size")
@@ -86,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             column: list(read_curves(options.paths, column))
             for column in ("median", "mean", "energy_per_inference_j")
         }
+        if not options.no_leak:
+            borrowed(quantities["median"], quantities["energy_per_inference_j"])
     else:
         quantities = read_records(options.paths)
     for quantity, truths in quantities.items():
@@ -132,6 +136,34 @@ def evaluate(
                 calibrations[truth.group] = calibrate(foreign)
         scores.append(score(truth, points, calibrations[truth.group]))
     return scores
+
+
+def borrowed(times: Sequence[Truth], energies: Sequence[Truth]) -> None:
+    """Report energies from three sizes and the times of a campaign, without calibration."""
+    scores = []
+    for time, energy in zip(times, energies, strict=True):
+        chosen = time.campaign(12, 0.0)
+        first = selection.initial(selection.scaled(time.x, time.x))
+        three = [first[0], first[2], first[-1]]
+        curve = replace(energy.curve(three), related=time.curve(chosen))
+        unseen = np.setdiff1d(np.arange(len(energy.values)), [*three, *chosen])
+        predicted = predict(curve, selection.scaled(energy.x, energy.x)[unseen])
+        scores.append(scored(np.log(energy.values[unseen]), predicted))
+    report("energy from three sizes and the times", energies, scores)
+
+
+def scored(actual: Array, predicted: Prediction) -> dict[str, Score]:
+    """Return the score of a prediction whose intervals are not calibrated."""
+    half, off = NORMAL_FACTOR * predicted.deviation, predicted.mean - actual
+    misses = 2 * half + 20 * np.maximum(np.abs(off) - half, 0)
+    return {
+        GAUSSIAN_PROCESS: Score(
+            errors=np.abs(np.expm1(off)),
+            is_covered=np.abs(off) <= half,
+            half_widths=np.expm1(half),
+            interval_scores=misses,
+        )
+    }
 
 
 def report(quantity: str, truths: Sequence[Truth], scores: Sequence[dict[str, Score]]) -> None:

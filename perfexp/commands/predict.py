@@ -194,19 +194,20 @@ def _memory_lines(traced: Mapping[str, Any], plan: config.Plan) -> Iterator[str]
 
 
 def _largest_text(point: Mapping[str, Any], *, is_sheet: bool) -> str:
-    """Return the largest batch that fits the device or its data-sheet memory, as text."""
-    device = point["gpu"]
-    about = ""
+    """Return the upper bound of the batch that fits the device or its data-sheet memory."""
+    device, largest = point["gpu"], point["largest_batch"]
     size = f"{units.format_bytes(point['capacity_bytes'])} of {device}"
-    remedy = "batch_size=max finds the largest"
+    about = place = ""
     if is_sheet:
-        about = "about "
+        about, place = "about ", " on a device"
         gigabytes = f"{point['capacity_bytes'] / 1e9:g} GB"
         size = f"the {gigabytes} of {device}'s data sheet (drivers report up to 7 % more)"
-        remedy += " on a device"
-    largest = point["largest_batch"]
-    fits = f"at most {about}batch {largest} fits" if largest else "no sample fits"
-    return f"{fits} in {size}; {remedy}"
+    if not largest:
+        return f"no sample fits in {size}"
+    return (
+        f"at most {about}batch {largest} in {size} "
+        f"(upper bound; found by trial with batch_size=max{place})"
+    )
 
 
 def _workspaces_text(workspaces: Mapping[str, Any]) -> Iterator[str]:

@@ -31,7 +31,7 @@ from perfexp.plan.override_keys import key_of
 from perfexp.plan.plan_fields import FORMAT, ConfigSchema, PlanSchema, ProcessStart
 from perfexp.plan.sparse import Sparse
 from perfexp.plan.speed_folder import default_folder
-from perfexp.plan.sweep import Oom, Sweep, shrunk, timed_keys
+from perfexp.plan.sweep import ANCHORS, Oom, Sweep, shrunk, spread, timed_keys
 from perfexp.records import old_names
 from perfexp.records.record import LARGEST, Key, Point, Status, layers_key, without_replicate
 from perfexp.records.sizes import Size, parse_batch_sizes, parse_sizes
@@ -155,7 +155,7 @@ class Plan(PlanSchema):
         if state not in self._counts:
             pairs = {}
             for phase in self.phases:
-                pairs[phase] = self._sweep.points(self.input_size, self._batch_sizes(phase))
+                pairs[phase] = self._repeated(phase)
             keys = timed_keys(pairs, precision=self.precision.name, replicate=1)
             planned = set(map(without_replicate, keys))
             self._counts[state] = process_count.wanted(results, build(self.stopping), planned)
@@ -323,10 +323,11 @@ class Plan(PlanSchema):
         pairs = {}
         chosen = {}
         for phase, own_sizes in sizes.items():
-            pairs[phase] = sweep.points(*own_sizes)
+            pairs[phase] = self._repeated(phase)
             if isinstance(sweep, Sparse):  # phases with the same sizes and batches choose together
                 same = [point for point in results if sizes.get(point.key.phase) == own_sizes]
                 chosen[phase] = sweep.chosen(*own_sizes, same)
+                pairs[phase] = [pair for pair in pairs[phase] if pair in chosen[phase]]
         keys = timed_keys(
             pairs,
             chosen=chosen,
@@ -336,6 +337,20 @@ class Plan(PlanSchema):
         if not self.infers_trained:
             return list(keys)
         return [key for key in keys if not (key.replicate and key.phase == "train")]
+
+    def _repeated(self, phase: str) -> list[tuple[Size, int]]:
+        """Return the points that every process measures."""
+        of = self.input_size, self._batch_sizes(phase)
+        if isinstance(self._sweep, Sparse):
+            return self._sweep.anchors(*of)
+        return self._sweep.points(*of)
+
+    def anchors(self, results: Collection[Point]) -> list[tuple[Size, int]]:
+        """Return the points with the extra passes; for `results` see `fixed_keys`."""
+        if self.is_sparse:
+            return [pair for phase in self.phases for pair in self._repeated(phase)]
+        keys = self.fixed_keys(results)
+        return spread({(key.input_size, key.batch_size) for key in keys}, ANCHORS)
 
     def _batch_sizes(self, phase: str) -> list[int]:
         """Return a phase's batch sizes: its own, or the plan's."""
@@ -381,7 +396,11 @@ class Plan(PlanSchema):
         """
         if not self.probes.layers:
             return []
-        return list(map(layers_key, self.first_keys(results)))
+        keys = self.first_keys(results)
+        if isinstance(self._sweep, Sparse):
+            chosen = self._sweep.with_layers({(key.input_size, key.batch_size) for key in keys})
+            keys = [key for key in keys if (key.input_size, key.batch_size) in chosen]
+        return list(map(layers_key, keys))
 
     def profile_keys(self, results: Collection[Point] = ()) -> list[Key]:
         """Return the points to profile after timing, as the profiler chooses them.

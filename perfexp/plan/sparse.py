@@ -6,13 +6,14 @@ Each next point is chosen by the results so far: a Gaussian process over size an
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
 from perfexp.errors import UserError
-from perfexp.plan.sweep import Point, Sizes, Sweep
+from perfexp.plan.sweep import ANCHORS, Point, Sizes, Sweep, spread
 from perfexp.records.point_times import DEVICE_TIMES, first_median_interval
+from perfexp.records.quantities import COVERAGE
 from perfexp.records.record import Point as Measured
 from perfexp.records.record import Status
 from perfexp.records.sizes import Size
@@ -27,6 +28,10 @@ LEAST_MEASURED, MOST_MEASURED = 4, 100
 #: Standard error of a log median without an interval, and half-widths of a 95 % interval per
 #: standard error.
 _UNKNOWN_ERROR, _HALF_WIDTHS = 0.02, 1.96
+#: Fewest points with an energy, which is predicted from the times, too.
+LEAST_ANCHORS = LEAST_MEASURED - 1
+#: Number of points where the algorithm computes nothing that end a sweep.
+_WITHOUT_EFFECT = 2
 #: Times that are predicted, best first.
 _KINDS = (*DEVICE_TIMES, "latency", "throughput")
 
@@ -36,7 +41,8 @@ class Sparse:
 
     Without given sizes, evenly spaced square sizes are used. Six points are measured first, then
     always the point with the least certain prediction. The sweep ends when nine in ten of the
-    others are predicted within the target, or when `measured` points have been tried.
+    others are predicted within the target, or when `measured` points have been tried. It also ends
+    after two points if no convolution ran the algorithm at either.
     """
 
     def __init__(
@@ -44,6 +50,8 @@ class Sparse:
         *,
         measured: int = 12,
         target: float = 0.03,
+        anchors: int | None = ANCHORS,
+        layers_every: int = 4,
         num_sizes: int = 100,
         min_size: int = 224,
         max_size: int = 512,
@@ -58,6 +66,14 @@ class Sparse:
             raise UserError(
                 f"sweep.target={target:g}: set a relative half-width between 0 and 1, such as 0.03."
             )
+        if anchors is not None and anchors < LEAST_ANCHORS:
+            raise UserError(
+                f"sweep.anchors={anchors}: set a number from {LEAST_ANCHORS}, or null for all of "
+                "the first points."
+            )
+        if layers_every < 1:
+            raise UserError(f"sweep.layers_every={layers_every}: set a number from 1.")
+        self._anchors, self._layers_every = anchors, layers_every
         self.skip_larger, self.skip_oom = skip_larger, skip_oom
         self.measured, self.target = measured, target
         self._every = Sizes(num_sizes=num_sizes, min_size=min_size, max_size=max_size)
@@ -83,12 +99,15 @@ class Sparse:
         """List the sizes and batch sizes to measure, given the results so far.
 
         These are all points that were tried, plus the next point once the first points have a
-        result. The plan asks for them after each measured point.
+        result. If the algorithm falls back everywhere, they are those that were tried. The plan
+        asks for them after each measured point.
         """
         pairs = self.candidates(sizes, batch_sizes)
         places = {pair: index for index, pair in enumerate(pairs)}
         wanted = set(map(places.__getitem__, self.points(sizes, batch_sizes)))
-        timed, tried = [], set[int]()
+        results, timed, tried = list(results), [], set[int]()
+        if falls_back(results):
+            return [pair for pair in pairs if pair in set(map(pair_of, results))]
         for one in results:
             if one.key.is_timed and not one.key.replicate and pair_of(one) in places:
                 timed.append(one)
@@ -97,6 +116,21 @@ class Sparse:
             following = self._following(pairs, places, timed, tried)
             wanted |= {following} if following is not None else set()
         return [pairs[index] for index in sorted(wanted | tried)]
+
+    def anchors(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[Pair]:
+        """List the points that get an energy and are measured in further processes, too.
+
+        They are all first points if both sizes and batch sizes vary: three do not show both.
+        """
+        pairs = self.points(sizes, batch_sizes)
+        varying = [len(set(values)) > 1 for values in zip(*pairs, strict=True)]
+        if self._anchors is None or all(varying):
+            return pairs
+        return spread(pairs, self._anchors)
+
+    def with_layers(self, pairs: Collection[Pair]) -> list[Pair]:
+        """Return the measured points that get layers."""
+        return spread(pairs, -(-len(pairs) // self._layers_every))
 
     def _following(
         self,
@@ -128,6 +162,16 @@ class Sparse:
         too_large = out_of_memory(timed)
         impossible = {index for index, pair in enumerate(pairs) if exceeds_memory(pair, too_large)}
         return selection.following(x, curves, tried, target=self.target, impossible=impossible)
+
+
+def falls_back(points: Iterable[Measured]) -> bool:
+    """Return whether two points are known to have run nothing by the algorithm."""
+    shares = dict[Pair, float]()
+    for point in points:
+        share = point.metric(COVERAGE)
+        if point.key.is_timed and share is not None and share.value is not None:
+            shares[pair_of(point)] = max(share.value, shares.get(pair_of(point), 0.0))
+    return len(shares) >= _WITHOUT_EFFECT and not any(shares.values())
 
 
 def pair_of(point: Measured) -> Pair:

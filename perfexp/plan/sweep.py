@@ -16,6 +16,7 @@ from operator import ge
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
 from perfexp.errors import UserError
 from perfexp.records.quantities import FITTING_BATCH
@@ -23,8 +24,8 @@ from perfexp.records.record import Key, Status
 from perfexp.records.record import Point as Measured
 from perfexp.records.sizes import MOST_PIXELS, Size, parse_batch_sizes, refuse_many
 
-#: Number of points with the extra passes, if not all points have them.
-_ANCHORS = 3
+#: Points of a sweep that show how much processes differ, and get the extra passes.
+ANCHORS = 3
 
 
 class Oom(StrEnum):
@@ -190,18 +191,14 @@ def timed_keys(
     return keys
 
 
-def anchors(pairs: Sequence[tuple[Size, int]]) -> list[tuple[Size, int]]:
-    """Return the points that also get the extra passes, such as energy with the device kept busy.
+def spread(pairs: Iterable[tuple[Size, int]], number: int) -> list[tuple[Size, int]]:
+    """Return up to `number` points from the least to the most work, both included.
 
-    Up to three points are all of them; otherwise, for example for a hundred points, they are three
-    spread over the range.
+    These get the extra passes, such as energy with the device kept busy.
     """
-    if len(pairs) <= _ANCHORS:
-        return list(pairs)
-    by_pixels = sorted(pairs, key=lambda pair: pair[0][0] * pair[0][1] * pair[1])
-    return [
-        by_pixels[(2 * number + 1) * len(pairs) // (2 * _ANCHORS)] for number in range(_ANCHORS)
-    ]
+    ranked = sorted(pairs, key=lambda pair: (pair[0][0] * pair[0][1] * pair[1], pair))
+    places = np.linspace(0, len(ranked) - 1, min(number, len(ranked))).round().astype(int)
+    return [ranked[place] for place in places]
 
 
 def predicted_out_of_memory(key: Key, results: Iterable[Measured]) -> Measured | None:

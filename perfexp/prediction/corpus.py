@@ -23,6 +23,7 @@ from perfexp.plan.sparse import (
     out_of_memory,
     standard_error,
 )
+from perfexp.plan.sweep import spread
 from perfexp.prediction.identity import identity
 from perfexp.prediction.skill import Truth
 from perfexp.records import priors
@@ -35,7 +36,7 @@ from perfexp.records.subject import Subject, subject
 from perfexp.records.summary import rows
 from perfexp.statistics import selection
 from perfexp.statistics.conformal import Calibration, calibrate
-from perfexp.statistics.estimators import Interval
+from perfexp.statistics.estimators import Interval, Samples
 from perfexp.statistics.gaussian_process import Curve
 from perfexp.statistics.moderated import Repeats
 from perfexp.statistics.prior import Prior
@@ -46,6 +47,8 @@ QUANTITIES = {"time": "seconds", "energy": "joules", "memory": "bytes"}
 _CONDITIONS = ("cudnn", "cuda", "driver", "power_limit_watts", "clocks_locked")
 #: Limit on the curves that calibrate a curve; the newest are used.
 MOST_CURVES = 30
+#: Limit on the times that an energy curve borrows.
+_MOST_BORROWED = 24
 #: Folder levels to search for sibling runs: runs, and runs in sweeps.
 _SIBLING_LEVELS = 2
 
@@ -96,6 +99,7 @@ class MeasuredCurve:
         out_of_memory: input sizes and batch sizes in this phase that ran out of memory.
         conditions: versions and limits that change times.
         ended: end of the record, ISO 8601.
+        times: time curve of the same phase, which an energy curve with fewer points borrows from.
     """
 
     folder: Path
@@ -109,6 +113,18 @@ class MeasuredCurve:
     out_of_memory: frozenset[Pair]
     conditions: Mapping[str, str]
     ended: str
+    times: MeasuredCurve | None = None
+
+    @property
+    def borrows(self) -> bool:
+        """Return whether predictions use the time curve, too."""
+        few = len(self.values) < selection.INITIAL
+        return few and self.times is not None and len(self.times.values) > len(self.values)
+
+    @property
+    def least_points(self) -> int:
+        """Return the fewest points that the curve is predicted from."""
+        return LEAST_MEASURED - self.borrows
 
     @property
     def name(self) -> str:
@@ -123,15 +139,11 @@ class MeasuredCurve:
 
         If it has more points than a prediction takes, evenly spread points are chosen.
         """
-        pairs = sorted(self.values, key=lambda pair: (pair[0][0] * pair[0][1] * pair[1], pair))
-        if len(pairs) > MOST_MEASURED:
-            places = np.linspace(0, len(pairs) - 1, MOST_MEASURED).round().astype(int)
-            pairs = [pairs[place] for place in places]
-        x = selection.coordinates(pairs)
         reference = selection.coordinates(list(self.values))
-        spans = np.ptp(reference, axis=0)
-        values = list(map(self.values.__getitem__, pairs))
-        return curve_of(selection.scaled(x, reference), spans, values)
+        curve = _curve_over(reference, self.values, MOST_MEASURED)
+        if self.times is None or not self.borrows:
+            return curve
+        return replace(curve, related=_curve_over(reference, self.times.values, _MOST_BORROWED))
 
     def truth(self) -> Truth:
         """Return the curve as known truth, to score predictions made from a part of it.
@@ -146,6 +158,13 @@ class MeasuredCurve:
             values=np.array([value.value for value in values]),
             errors=np.array(list(map(standard_error, values))),
         )
+
+
+def _curve_over(reference: Samples, values: Mapping[Pair, Interval], most: int) -> Curve:
+    """Return up to `most` values as a curve with coordinates as shares of the reference's range."""
+    pairs = spread(values, most)
+    x = selection.scaled(selection.coordinates(pairs), reference)
+    return curve_of(x, np.ptp(reference, axis=0), list(map(values.__getitem__, pairs)))
 
 
 def _length(values: Any) -> int:
@@ -240,6 +259,7 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
         of_processes = priors.of_record(record).get(priors.class_of("energy", None))
         found = {"time": _times(of_phase), "energy": _metrics(of_phase, ENERGY, of_processes)}
         found["memory"] = _metrics(of_phase, PEAK_MEMORY)
+        times = None
         for quantity, (kind, values) in found.items():
             if values or too_large:
                 curve = MeasuredCurve(
@@ -254,8 +274,10 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
                     out_of_memory=too_large,
                     conditions=conditions_of(record.environment),
                     ended=record.ended,
+                    times=times if quantity == "energy" else None,
                 )
                 curves.append(curve)
+                times = times or curve
     return curves
 
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from perfexp.errors import UserError
-from perfexp.plan.sparse import LEAST_MEASURED, Pair, Sparse, exceeds_memory
+from perfexp.plan.sparse import Pair, Sparse, exceeds_memory
 from perfexp.prediction.corpus import QUANTITIES, Corpus, MeasuredCurve, digest
 from perfexp.records.record import Key, Record
 from perfexp.records.sizes import parse_batch_sizes, parse_sizes
@@ -149,7 +149,10 @@ def forecast(
             point = Predicted(pair=pair, source=INTERPOLATED, value=value, nearest=nearest)
         points.append(point)
     return Forecast(
-        curve=curve, points=tuple(points), calibration=calibration, corpus=digest([curve, *corpus])
+        curve=curve,
+        points=tuple(points),
+        calibration=calibration,
+        corpus=digest([curve, *filter(None, [curve.times]), *corpus]),
     )
 
 
@@ -163,7 +166,7 @@ def _predicted(
     Args:
         x: coordinates, shape (n, 2), as shares of the measured range.
     """
-    if len(curve.values) < LEAST_MEASURED:
+    if len(curve.values) < curve.least_points:
         return [None] * len(x)
     prediction = predict(curve.curve(), x, calibration.prior)
     half = calibration.factor * prediction.deviation
@@ -176,8 +179,8 @@ def _refusal(curve: MeasuredCurve, pair: Pair, x: Samples) -> str | None:
     Args:
         x: coordinates of the point, as shares of the measured range.
     """
-    if len(curve.values) < LEAST_MEASURED:
-        return f"{len(curve.values)} measured points; a prediction needs {LEAST_MEASURED}"
+    if len(curve.values) < curve.least_points:
+        return f"{len(curve.values)} measured points; a prediction needs {curve.least_points}"
     (height, width), batch = pair
     batches, pixels = set(), set()
     for other, other_batch in curve.values:

@@ -210,6 +210,10 @@ DIAGNOSTICS: dict[str, Rule] = {
         "uncertain there",
         "measure more points (sweep.measured), or look at the kernels (probes.layers=true)",
     ),
+    "algorithm_without_effect": _note(
+        "{algorithm} computed no convolution at {count} sizes, so no others were measured",
+        "read the times as those of algorithm=default",
+    ),
     "corpus_unfit": _warning(
         "the records do not fit: {why}", "measure there, at a few sizes (sweep=sparse)"
     ),

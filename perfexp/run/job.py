@@ -23,9 +23,10 @@ from perfexp.host.files import disk_error, write_atomically
 from perfexp.plan import config, plan_file
 from perfexp.plan.hydra_errors import FOREIGN_ERRORS
 from perfexp.plan.naming import earlier_stages
+from perfexp.plan.sparse import falls_back, pair_of
 from perfexp.prediction import corpus, lookup, predictions
 from perfexp.prediction.predictions import Forecast
-from perfexp.records import profile_summary, summary, units
+from perfexp.records import diagnostics, profile_summary, summary, units
 from perfexp.records.analysis import Analysis
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
@@ -43,7 +44,7 @@ from perfexp.records.record import (
     timestamp,
     without_replicate,
 )
-from perfexp.records.subject import one_line
+from perfexp.records.subject import one_line, subject
 from perfexp.records.wording import epoch_text, median_text
 from perfexp.report import run_files
 from perfexp.report.console import Console
@@ -404,7 +405,7 @@ class Job(supervisor.Supervisor):
         self.paths = RunPaths(self.assignment.folder)
         if self.plan.is_sparse:  # `publish` writes these diagnostics to disk
             record.doubts += self._optional(
-                "The curves could not be checked for stairs", partial(_stairs, record)
+                "The curves could not be checked", partial(_notes, record)
             )
         return record
 
@@ -480,9 +481,19 @@ class Job(supervisor.Supervisor):
             return None
 
 
-def _stairs(record: Record, folder: Path) -> list[Diagnostic]:
-    """Return notes on measured values in a sparse sweep that are far from a smooth curve."""
-    return [doubt for curve in corpus.of_record(record, folder) for doubt in lookup.stairs(curve)]
+def _notes(record: Record, folder: Path) -> list[Diagnostic]:
+    """Return notes on a sparse sweep: values far from a smooth curve, an algorithm without effect.
+
+    An algorithm has no effect if it computes nothing of the model.
+    """
+    curves = corpus.of_record(record, folder)
+    doubts = [doubt for curve in curves for doubt in lookup.stairs(curve)]
+    if falls_back(record.points):
+        sizes = {pair_of(point) for point in record.points if point.key.is_timed}
+        name = subject(record.plan, record.environment).algorithm
+        note = diagnostics.make("algorithm_without_effect", algorithm=name, count=len(sizes))
+        doubts.append(note)
+    return doubts
 
 
 def _forecasts(record: Record, folder: Path) -> list[Forecast]:

@@ -14,6 +14,9 @@ predictions include them.
 
 Letters in shapes: n measured points, m predicted points, d coordinates (1 or 2), g hyperparameters
 in GRID.
+
+A curve with few points, such as energy, can borrow from a related curve, such as time. Both share a
+part of their deviations from their own planes.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfexp.statistics.estimators import Samples
 
@@ -38,6 +42,8 @@ GRID = np.array(
         )
     )
 )
+#: Correlations between the deviations of a curve and of its related curve.
+_SHARES = (0.0, 0.5, 0.8, 0.95, 0.99)
 #: Length over which a kernel choice lasts, as a share of the measured range.
 _STAIR_LENGTH = 0.3
 #: Vague prior variances for the plane's level and slope.
@@ -65,12 +71,25 @@ class Curve:
         spans: log ratios between the ends of the measured range, shape (d,).
         y: log values, shape (n,).
         errors: relative standard errors of the values, shape (n,).
+        related: curve over the same coordinates to borrow from; None for a curve that stands alone.
     """
 
     x: Samples
     spans: Samples
     y: Samples
     errors: Samples
+    related: Curve | None = None
+
+    @property
+    def parts(self) -> list[Curve]:
+        """Return the curve and its related curve, if any."""
+        return [self] if self.related is None else [self, self.related]
+
+    @property
+    def stacked(self) -> tuple[Samples, NDArray[np.bool_]]:
+        """Return the coordinates of all parts, and whether each point is of this curve."""
+        x = np.concatenate([one.x for one in self.parts])
+        return x, np.arange(len(x)) < len(self.y)
 
     def without(self, index: int) -> Curve:
         """Return the curve without the point at `index`, for `leave_one_out`."""
@@ -109,21 +128,22 @@ def predict(curve: Curve, at: Samples, prior: Samples | None = None) -> Predicti
         at: coordinates, shape (m, d).
         prior: log weights for GRID, shape (g,); None for equal weights.
     """
-    floor = _floor(curve)
-    evidence, lower, alpha, level = _fit(curve, floor)
+    evidence, lower, alpha, level = _fit(curve)
+    grid, floor, (x, is_own) = _grid(curve), _floor(curve), curve.stacked
+    repeated = None if prior is None else np.tile(prior, len(grid) // len(GRID))
     # hyperparameters of negligible weight are left out, which saves most of the time
-    weights = _posterior(evidence, prior)
+    weights = _posterior(evidence, repeated)
     chosen = np.flatnonzero(weights > _NEGLIGIBLE * weights.max())
     weights = weights[chosen] / weights[chosen].sum()
     error = max(float(np.median(curve.errors)), _LEAST_ERROR)
     parts = []
     for part in np.split(at, range(_CHUNK, len(at), _CHUNK)):
-        cross = _covariance(curve.x, part)[chosen]
+        cross = _covariance(x, part, grid[chosen], is_own[:, None])
         line = level + np.log(floor + curve.batch(part))
         means = line + np.einsum("gnm,gn->gm", cross, alpha[chosen])
         # variance before any measurement, minus what the measured points explain
         plane = _LEVEL_VARIANCE + _SLOPE_VARIANCE * (part**2).sum(axis=1)
-        unexplained = (GRID[chosen][:, [0, 2, 3]] ** 2).sum(axis=1)[:, None] + plane
+        unexplained = (grid[chosen][:, [0, 2, 3]] ** 2).sum(axis=1)[:, None] + plane
         unexplained -= (np.linalg.solve(lower[chosen], cross) ** 2).sum(axis=1)
         mean = weights @ means
         variance = weights @ (np.maximum(unexplained, 0.0) + means**2) - mean**2
@@ -160,7 +180,10 @@ def learn_prior(curves: list[Curve]) -> Samples | None:
     """
     if not curves:
         return None
-    evidences = [_fit(curve, _floor(curve))[0] for curve in curves]
+    evidences = []
+    for curve in curves:
+        by_share = _fit(curve)[0].reshape(-1, len(GRID))
+        evidences.append(np.logaddexp.reduce(by_share))
     uniform: Samples = np.full(len(GRID), 1 / len(GRID))
     prior = uniform
     for _ in range(_LEARNING_STEPS):
@@ -183,45 +206,59 @@ def _floor(curve: Curve) -> float:
     return float(_FLOORS[(residuals**2).sum(axis=1).argmin()])
 
 
-def _fit(curve: Curve, floor: float) -> tuple[Samples, Samples, Samples, float]:
-    """Fit the curve for each hyperparameter in GRID (Rasmussen and Williams, 2006, algorithm 2.1).
+def _grid(curve: Curve) -> Samples:
+    """Return the hyperparameters, with a share as fifth column: GRID once for each share."""
+    shares = (0.0,) if curve.related is None else _SHARES
+    return np.vstack([np.insert(GRID, 4, share, axis=1) for share in shares])
+
+
+def _fit(curve: Curve) -> tuple[Samples, Samples, Samples, float]:
+    """Fit the curve for each hyperparameter (Rasmussen and Williams, 2006, algorithm 2.1).
 
     The fitted values are the log values minus the log line over batch size.
 
     Returns:
         log evidence (g,), Cholesky factor of the covariance (g, n, n), weights of the measured
-        points in a prediction (g, n), mean of the fitted values.
+        points in a prediction (g, n), mean of the fitted values. Points of the related curve follow
+        the curve's.
     """
-    noise = np.maximum(curve.errors, _LEAST_ERROR) ** 2 + GRID[:, 3, None] ** 2
-    covariance = _covariance(curve.x, curve.x)
-    diagonal = np.arange(len(curve.y))
-    covariance[:, diagonal, diagonal] += noise
+    grid, (x, is_own) = _grid(curve), curve.stacked
+    covariance = _covariance(x, x, grid, is_own[:, None] == is_own)
+    errors = np.concatenate([one.errors for one in curve.parts])
+    places = np.arange(len(errors))
+    covariance[:, places, places] += np.maximum(errors, _LEAST_ERROR) ** 2 + grid[:, 3, None] ** 2
     lower = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
-    values = curve.y - np.log(floor + curve.batch(curve.x))
-    centered = np.broadcast_to((values - values.mean())[:, None], (len(GRID), len(values), 1))
-    whitened = np.linalg.solve(lower, centered)
+    rests = [one.y - np.log(_floor(one) + one.batch(one.x)) for one in curve.parts]
+    centered = np.concatenate([rest - rest.mean() for rest in rests])[:, None]
+    whitened = np.linalg.solve(lower, np.broadcast_to(centered, (len(grid), len(errors), 1)))
     alpha = np.asarray(
         np.linalg.solve(np.swapaxes(lower, 1, 2), whitened)[..., 0], dtype=np.float64
     )
     log_root_determinant = np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
     evidence: Samples = -0.5 * (whitened[..., 0] ** 2).sum(axis=1) - log_root_determinant
-    return evidence, lower, alpha, float(values.mean())
+    return evidence, lower, alpha, float(rests[0].mean())
 
 
-def _covariance(first: Samples, second: Samples) -> Samples:
+def _covariance(
+    first: Samples, second: Samples, grid: Samples, is_same: NDArray[np.bool_]
+) -> Samples:
     """Return the covariance of plane, smooth part and lasting stairs, shape (g, n, m).
 
     Args:
         first: coordinates, shape (n, d).
         second: coordinates, shape (m, d).
+        is_same: whether two points are of the same curve. Otherwise they have no common plane, but
+            a share of the rest, and of white stairs at equal coordinates.
     """
     distance = np.sqrt(((first[:, None] - second[None]) ** 2).sum(axis=-1))
-    smooth, length, lasting = (GRID[:, column, None, None] for column in range(3))
+    smooth, length, lasting, white, share = (grid[:, column, None, None] for column in range(5))
     ratio = np.sqrt(3) * distance / length
-    covariance: Samples = smooth**2 * (1 + ratio) * np.exp(-ratio)
-    covariance += lasting**2 * np.exp(-distance / _STAIR_LENGTH)
-    covariance += _LEVEL_VARIANCE + _SLOPE_VARIANCE * (first @ second.T)
-    return covariance
+    covariance: Samples = smooth**2 * (1 + ratio) * np.exp(-ratio) + lasting**2 * np.exp(
+        -distance / _STAIR_LENGTH
+    )
+    plane = _LEVEL_VARIANCE + _SLOPE_VARIANCE * (first @ second.T)
+    shared = share * (covariance + white**2 * (distance == 0))
+    return np.where(is_same, covariance + plane, shared)
 
 
 def _posterior(evidence: Samples, prior: Samples | None) -> Samples:

@@ -26,7 +26,7 @@ from perfexp.plan.largest_batch import SMALLEST, TRIALS, bracket, outcomes, tria
 from perfexp.records import diagnostics, units
 from perfexp.records.messages import UNTRAINED, Events
 from perfexp.records.paths import RunPaths, append_line
-from perfexp.records.quantities import PEAK_MEMORY, TOO_LARGE, TRIED_BATCHES
+from perfexp.records.quantities import ENERGY, PEAK_MEMORY, TOO_LARGE, TRIED_BATCHES
 from perfexp.records.record import (
     LARGEST,
     Key,
@@ -57,6 +57,8 @@ _start_seconds: list[float] = []
 #: Names of the modules that have forked this process since the point in progress began: two
 #: processes cannot share a measurement.
 _forks: list[str] = []
+#: Reason for a point without energy in a sparse sweep.
+_NO_ENERGY = "measured at other points (sweep.anchors) and predicted here"
 #: Limit on unusable files that the console lists.
 _SHOWN_PROBLEMS = 20
 
@@ -83,25 +85,30 @@ def measure_points(
         procedure.begin()
     if plan.probes.ceilings and replicate == 0:
         procedure.ceilings = _ceilings(procedure, emit)
-    keys = plan.fixed_keys(read_points(paths.points))
-    procedure.anchors = sweep.anchors(
-        list(dict.fromkeys((key.input_size, key.batch_size) for key in keys))
-    )
-    # results may add points: a sparse sweep chooses its next size, a failed batch is halved
-    while left := _missing(plan.timed_keys(earlier := read_points(paths.points)), paths, replicate):
+    keys, energy = plan.fixed_keys(read_points(paths.points)), procedure.energy
+    procedure.anchors = plan.anchors(read_points(paths.points))
+    while left := _missing(
+        plan.timed_keys(earlier := read_points(paths.points)), paths, replicate
+    ):  # results may add points
         order = sweep.order(left, replicate, plan.seed)
         # trainings first if their weights are used for inference
         for key in sorted(order, key=lambda key: plan.infers_trained and key.phase != "train"):
-            begin(key, emit)
             results, predicted = read_points(paths.points), None
+            if plan.is_sparse and key not in plan.timed_keys(results):
+                continue  # the algorithm computes nothing of this model
+            begin(key, emit)
             if chosen.skip_larger:  # if a smaller point ran out of memory, this one would, too
                 predicted = sweep.predicted_out_of_memory(key, results)
             if plan.infers_trained:
                 predicted = predicted or _without_training(key, results)
             if guard is not None:
                 predicted = predicted or guard.refuse(key, results)
+            is_with_energy = not plan.is_sparse or procedure.is_anchor(key)
+            procedure.energy = energy if is_with_energy else None
             point = predicted or procedure.measure(key)
             # a point that was added after a larger batch ran out of memory names that batch
+            if energy is not None and not is_with_energy:
+                point.metrics.append(Metric.of(ENERGY, None, reason=_NO_ENERGY))
             if key not in keys and (before := sweep.shrunk(results).get(key)):
                 point.facts["shrunk_from"] = before
             if plan.seeks_batch and (trials := trials_of(key, earlier)):

@@ -416,8 +416,8 @@ def test_present_device_workspaces_are_in_peak_not_in_limit(predict, present, co
     _, printed, _ = predict(*convolutional, "batch_size=4", "gpu=auto")
     assert "with workspaces of cuDNN for all 2 convolutions, from NVIDIA H100 80GB HBM3" in printed
     assert (
-        f"at most batch {point['largest_batch']} fits in 79.2 GiB of NVIDIA H100 80GB HBM3; batch_size"
-        in printed
+        f"at most batch {point['largest_batch']} in 79.2 GiB of NVIDIA H100 80GB HBM3 "
+        "(upper bound; found by trial with batch_size=max)" in printed
     )
     assert "without workspaces" not in printed
     assert "names no memory size" not in printed
@@ -449,7 +449,7 @@ def test_workspaces_are_known_later_without_the_device(predict, present, convolu
             "without workspaces of cuDNN, which may be larger than all of it; records include them"
             in words
         ), other
-        sheet = r"at most about batch \d+ fits in the \d+ GB of h\d00's data sheet \(drivers report up to 7 % more\);"
+        sheet = r"at most about batch \d+ in the \d+ GB of h\d00's data sheet \(drivers report up to 7 % more\) \(upper"
         assert re.search(sheet, words) or "gpu=auto" in other
         assert "with workspaces" not in words, other
     assert len(present.calls) == number

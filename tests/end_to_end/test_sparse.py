@@ -19,8 +19,9 @@ from perfexp.prediction import corpus, predictions, skill_table
 from perfexp.prediction.skill import GAUSSIAN_PROCESS
 from perfexp.records.analysis import Analysis
 from perfexp.records.expected import Expected
-from perfexp.records.record import Point, Record, Status, points_from_lines, read_points
+from perfexp.records.record import Metric, Point, Record, Status, points_from_lines, read_points
 from perfexp.report.plots import record_plots
+from perfexp.run import job
 from perfexp.statistics.conformal import Calibration
 from perfexp.statistics.estimators import Interval
 
@@ -317,3 +318,15 @@ def test_the_scope_counts_the_batch_sizes_of_each_phase():
     sweep = ["sweep=sparse", "sweep.measured=5", "input_size=[64,96]"]
     plan = config.typed(compose(["model=fake", "gpu=fake", "tracking=none", *mode, *sweep]))
     assert plan.scope == "; then up to 9 of 12 points by their results, the others predicted"
+
+
+def test_algorithm_that_computes_nothing_is_noted(make_record, tmp_path):
+    def codes(share):
+        metrics = [Metric.of("algorithm/flops_share", share)]
+        return [
+            doubt.code
+            for doubt in job._notes(make_record(sizes=(224, 512), metrics=metrics), tmp_path)
+        ]
+
+    assert codes(0.0) == ["algorithm_without_effect"]
+    assert not codes(0.4)

@@ -4,8 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfexp.cli.composition import compose
 from perfexp.errors import UserError
+from perfexp.plan import config
 from perfexp.plan.sweep import BatchSizes, Point, Sizes
+from perfexp.records.record import Metric, Status
+from perfexp.records.record import Point as Measured
 from perfexp.records.sizes import parse_batch_sizes, parse_sizes
 
 
@@ -77,3 +81,54 @@ def test_a_sweep_that_chooses_itself_refuses_another_choice():
         Sizes(num_sizes=2, min_size=1, max_size=9).points([(224, 224)], [1])
     with pytest.raises(UserError, match=r"sweep\.batch_sizes"):
         BatchSizes(batch_sizes=[1, 2]).points([(224, 224)], [4])
+
+
+def sparse_plan(*words):
+    """The plan of a sparse sweep on the scripted device."""
+    fake = "model=fake", "gpu=fake", "stopping=fixed", "sweep=sparse"
+    return config.typed(compose([*fake, *words]))
+
+
+def shares(plan, values):
+    """Results of the plan's first points with these shares of the algorithm."""
+    keys = plan.first_keys()
+    results = []
+    for key, value in zip(keys, values, strict=False):
+        metric = Metric.of("algorithm/flops_share", value)
+        results.append(Measured(key=key, status=Status.OK, metrics=[metric]))
+    return results
+
+
+def test_anchors_are_both_ends_and_a_point_between():
+    plan = sparse_plan("processes=2", "probes.layers=true")
+    sides = [key.input_size[0] for key in plan.timed_keys() if key.replicate]
+    assert sides == [224, 311, 512]
+    assert [size[0] for size, _ in plan.anchors([])] == sides
+    assert len(plan.first_keys()) == 6
+    assert [key.input_size[0] for key in plan.layer_keys()] == [224, 512]
+    every = sparse_plan("processes=2", "sweep.anchors=null", "sweep.layers_every=1")
+    assert len([key for key in every.timed_keys() if key.replicate]) == 6
+
+
+def test_all_first_points_are_anchors_if_sizes_and_batches_vary():
+    plan = sparse_plan("input_size=[224,320,512]", "batch_size=[1,4,16]", "processes=2")
+    assert len([key for key in plan.timed_keys() if key.replicate]) == 6
+
+
+@pytest.mark.parametrize(
+    ("found", "count"), [([0, 0], 2), ([0, 0.1], 6), ([0], 6), ([None, None], 6)]
+)
+def test_algorithm_without_effect_ends_after_two_points(found, count):
+    plan = sparse_plan("processes=2")
+    results = shares(plan, found)
+    assert len(plan.first_keys(results)) == count
+    further = [key for key in plan.timed_keys(results) if key.replicate]
+    assert {key.input_size for key in further} <= {
+        key.input_size for key in plan.first_keys(results)
+    }
+
+
+@pytest.mark.parametrize("word", ["sweep.anchors=2", "sweep.layers_every=0"])
+def test_impossible_sparse_passes_are_refused(word):
+    with pytest.raises(UserError, match=word.replace(".", r"\.")):
+        sparse_plan(word).timed_keys()

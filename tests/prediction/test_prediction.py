@@ -1,11 +1,12 @@
 """Predictions between measured sizes: a Gaussian process against closed formulas, its calibration, and its choices."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from perfexp.prediction import corpus, lookup, skill, skill_table
+from perfexp.prediction import corpus, lookup, predictions, skill, skill_table
 from perfexp.prediction.corpus import MeasuredCurve, MeasuredDevice
 from perfexp.prediction.skill import GAUSSIAN_PROCESS, Truth
 from perfexp.records.record import Status
@@ -271,3 +272,29 @@ def test_a_curve_without_inner_points_is_not_scored():
     [table] = skill_table.score_all([curve_over(ends), curve_over(inner)], measured=12, dense=20)
     assert [len(curve.values) for curve in table.curves] == [7]
     assert table.scores[0][GAUSSIAN_PROCESS].errors.size == 5
+
+
+def test_energy_of_three_sizes_borrows_from_the_times():
+    sides = [224, 256, 290, 324, 367, 400, 433, 474, 512]
+    times = {((side, side), 1): 1e-8 * side**2 * (1.2 if side > 340 else 1.0) for side in sides}
+    watts = {pair: 200 + 0.3 * pair[0][0] for pair in times}
+    joules = {pair: times[pair] * watts[pair] for pair in times}
+    ends = {pair: joules[pair] for pair in [((224, 224), 1), ((367, 367), 1), ((512, 512), 1)]}
+    alone = curve_over(ends, quantity="energy")
+    borrowing = replace(alone, times=curve_over(times))
+    others = [pair for pair in joules if pair not in ends]
+    made = predictions.forecast(borrowing, others, Calibration())
+    assert {point.source for point in made.points} == {predictions.INTERPOLATED}
+    errors = [abs(point.value.value / joules[point.pair] - 1) for point in made.points]
+    assert max(errors) < 0.04  # the step of 20 % is only in the times
+    held = [point.value.low < joules[point.pair] < point.value.high for point in made.points]
+    assert all(held)
+    assert made.corpus != predictions.forecast(alone, others, Calibration()).corpus
+    refused = predictions.forecast(alone, others, Calibration())
+    assert {point.source for point in refused.points} == {predictions.REFUSED}
+
+
+def test_related_curve_without_few_points_is_not_borrowed():
+    dense = {((side, side), 1): 1e-8 * side**2 for side in range(224, 512, 16)}
+    times = curve_over({**dense, ((512, 512), 1): 1.0})
+    assert not replace(curve_over(dense, quantity="energy"), times=times).borrows
