@@ -49,11 +49,13 @@ _NOT_SENT, _INTERRUPTED = 3, 130
 def ab(
     a: Annotated[
         str | None,
-        typer.Argument(metavar="'A'", help="Overrides of the baseline in one word, such as ''."),
+        typer.Argument(
+            metavar="'A'", help="Overrides of the baseline as one quoted argument; '' for none."
+        ),
     ] = None,
     b: Annotated[
         str | None,
-        typer.Argument(metavar="'B'", help="Overrides of the other one: 'algorithm=fft'."),
+        typer.Argument(metavar="'B'", help="Overrides of the other variant: 'algorithm=fft'."),
     ] = None,
     common: Annotated[
         list[str] | None,
@@ -209,7 +211,7 @@ def _split(name: str, text: str) -> list[str]:
         words = shlex.split(text)
     except ValueError as error:
         raise UserError(
-            f"{name} {text!r}: {error}; give overrides in one word, such as 'algorithm=fft'."
+            f"{name} {text!r}: {error}; quote the overrides as one argument: 'algorithm=fft'."
         ) from error
     given_keys(words, {**_SET_BY, **_COMMON})
     return arguments_of_today(words)
@@ -234,7 +236,7 @@ def _refuse_other_points(plains: Sequence[dict[str, Any]]) -> None:
         plan = config.typed(plain)
         if plan.seeks_batch:
             raise UserError(
-                "batch_size=max may find another batch for A than for B: set batch_size=N."
+                "batch_size=max may find different batch sizes for A and B: set batch_size=N."
             )
         points.append({(key.phase, key.input_size, key.batch_size) for key in plan.timed_keys()})
     if points[0] != points[1]:

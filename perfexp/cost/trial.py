@@ -271,10 +271,13 @@ def leave_device_unselected(index: int) -> None:
 
         return call
 
-    def backend(*args: Any, **kwargs: Any) -> Any:
+    def conv_backend(*args: Any, **kwargs: Any) -> Any:
+        """Select a convolution's backend, from which fake tensors infer the output layout."""
         try:
             return select_backend(*args, **kwargs)
-        except RuntimeError:  # depthwise depends on the device; its output layout does not
+        except RuntimeError:
+            # for depthwise convolutions torch queries the device, which fails in a forked process;
+            # their output layout is the same with any backend
             return torch._C._ConvBackend.Cudnn  # type: ignore[attr-defined]
 
     handlers[device_query] = meta_once
@@ -286,7 +289,7 @@ def leave_device_unselected(index: int) -> None:
     torch.Tensor.to = _with_device_number(torch.Tensor.to, index)  # type: ignore[method-assign]
     torch.Tensor.cuda = lambda tensor, *_, **__: tensor.to("cuda")  # type: ignore[method-assign]
     torch.tensor = _made_on_host(torch.tensor)
-    torch._C._select_conv_backend = backend
+    torch._C._select_conv_backend = conv_backend
 
 
 def _with_device_number(method: Callable[..., Any], index: int) -> Callable[..., Any]:

@@ -195,7 +195,8 @@ def fork(
 ) -> ForkedProcess:
     """Fork a process that runs a module as `python -m` does, in its own session.
 
-    It ends with this process. Its arguments are followed by its event descriptor and its parent.
+    It ends with this process. After its arguments it gets `--events-fd` (its event descriptor) and
+    `--parent` (the process id of the server).
 
     Args:
         imports: modules that the server imports before forking.

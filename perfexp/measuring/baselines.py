@@ -263,11 +263,14 @@ def gain(applied: Applied, call: collecting.Call) -> Interval:
 
 
 class _Turn:
-    """The turns of a single contestant; each call takes one turn.
+    """Timer for a single contestant: `turn()` times a few samples of the model's call.
+
+    Making it runs the model: to warm up, to capture the call if wanted, and to choose the length of
+    a turn.
 
     Attributes:
-        k: calls per sample.
-        possible: whether the call fits the launch queue.
+        k: model calls per sample.
+        possible: whether the model call fits the launch queue.
 
     Args:
         runner: runs work while the contestant computes the convolutions.

@@ -157,10 +157,10 @@ class Procedure(Context):
         self.run_for_algorithm(point, "output_error", partial(self._measure_output_error, point))
 
     def _measure_warmup_memory(self, point: Point, step: Step) -> None:
-        """Add the memory peak of the first two calls, then reset it.
+        """Make another call, add the memory peak of the calls so far, then reset it.
 
-        These calls choose kernels and create the optimizer state, so they can need more than later
-        calls.
+        The first two calls choose kernels and create the optimizer state, so they can need more
+        than later calls.
         """
         step.call()
         self.device.synchronize()

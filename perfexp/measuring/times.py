@@ -246,7 +246,8 @@ class Times:
         Args:
             takes_turns: whether the series alternate block by block; if not, one follows another.
         """
-        # the calls that find the queue depth also warm the device up
+        # k: calls per sample; chunk: samples that fit the launch queue, 0 if no call fits. Finding
+        # them also warms the device up
         counting_call, flush = _CountingCall(call), self._flush()
         k, chunk, call_seconds = depth.group_calls(counting_call, self.device, flush)
         collector = partial(self._collector, takes_turns=takes_turns)
@@ -267,7 +268,7 @@ class Times:
             if flush is None:
                 self._add_host_seconds(point, counting_call, chunk * k, call_seconds)
         else:
-            chunk = 0
+            chunk = 0  # no device time
         if chunk:
             chain = self._chain(call, chunk, k)
             collectors.append(collector("device", chain, k))

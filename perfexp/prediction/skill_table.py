@@ -124,7 +124,7 @@ def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> 
     Args:
         curves: curves in a corpus.
         measured: number of points that a sparse sweep measures.
-        dense: number of points from which a curve is sampled, if larger than `measured`.
+        dense: least number of points for which a curve is sampled; at least `measured` + 1.
     """
     groups: dict[str, list[_Sampled]] = {}
     for curve in curves:

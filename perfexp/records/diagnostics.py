@@ -246,8 +246,7 @@ DIAGNOSTICS: dict[str, Rule] = {
     ),
     "multi_gpu_slower": _warning(
         "{count} devices together reach {ratio:.2f} of the samples/s of {fewer}{scope}",
-        "use a larger batch_size per device; probes.scaling=true shows what the difference is "
-        "lost to",
+        "use a larger batch_size per device; probes.scaling=true shows where the time goes",
         by="ratio:.2f",
         badness=operator.neg,
     ),

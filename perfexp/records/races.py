@@ -188,9 +188,13 @@ def _half_width(interval: Interval) -> float:
 
 
 def _with_errors(value: float, errors: list[float]) -> Interval:
-    """Return a sum with its interval, from the independent half-widths of its terms.
+    """Return a value with its interval; independent errors add in squares.
 
-    Without an interval if any half-width is NaN.
+    Without an interval if any error is NaN.
+
+    Args:
+        value: a sum, or a ratio of sums.
+        errors: half-widths that single races contribute to the value's interval, in its unit.
     """
     half = math.hypot(*errors)
     if math.isnan(half):

@@ -372,14 +372,14 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
     lines = point.facts["layers"]["lines"]
     algorithm = _algorithm_of_all(record)
     timed = [line for line in lines if seconds_of(line) > 0]
-    timed.sort(key=lambda line: (-seconds_of(line), _layer(line)))
+    timed.sort(key=lambda line: (-seconds_of(line), _label(line)))
     if not timed:
         raise UserError(f"{record.name}, {point.key}: no layer took measurable time.")
     if not (all(map(peaks.of, formats)) and peaks.dram_bytes_per_second):
         product, device_kind = device_of(record)
         unknown = _unknown_peaks(product or "an unknown device", peaks, is_gpu=device_kind != "cpu")
         raise UserError(f"{record.name}, {point.key}: {unknown} {_MEASURE_CEILINGS}")
-    parts = [(_layer(line), pass_of(line), _analytic([line], formats, algorithm)) for line in timed]
+    parts = [(_label(line), pass_of(line), _analytic([line], formats, algorithm)) for line in timed]
     passes: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for line in lines:
         passes[pass_of(line)].append(line)
@@ -449,9 +449,14 @@ def _may_multiply_less(line: Mapping[str, Any], algorithm: str) -> bool:
     return bool(line.get("convolution")) and (not ran or "winograd" in ran or "fft" in ran)
 
 
-def _layer(line: Mapping[str, Any]) -> str:
-    """Return a layer's name, with the pass unless it is the forward pass."""
+def _label(line: Mapping[str, Any]) -> str:
+    """Return a layer's name, and its pass unless that is the forward pass or the name itself.
+
+    For example `layer1.0.conv1` or `layer1.0.conv1 (backward)`. Device time outside of
+    modules has no pass.
+    """
     name, which = name_of(line), pass_of(line)
-    if not isinstance(line["key"], Mapping) or which in ("forward", name):
-        return name
-    return f"{name} ({which})"
+    is_in_module = isinstance(line["key"], Mapping)
+    if is_in_module and which not in ("forward", name):
+        return f"{name} ({which})"
+    return name

@@ -273,12 +273,14 @@ def _tensor_flops(
 
 
 def _without_overlap(counts: Mapping[str, float]) -> float:
-    """Return the operations on one source type from overlapping counters.
+    """Return the tensor-core operations on one source type, from counters that overlap.
 
-    Counters exist for all operations, by destination type, and with or without sparsity.
+    One counter has all operations. Others split them by destination type, and further ones split
+    each destination type by sparsity. The least split counters are added up.
 
     Args:
-        counts: operations by the rest of the counter's name.
+        counts: operations by the counter name after the source type: empty for all operations,
+            otherwise for example `_dst_fp32` or `_dst_fp32_sparsity_off`.
     """
     if "" in counts:
         return counts[""]

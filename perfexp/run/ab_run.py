@@ -76,7 +76,7 @@ class AbRun:
             in_turn = runs if number % 2 == 0 else runs[::-1]
             for run in list(in_turn):
                 if number >= run.assignment.plan.least_processes:
-                    run.add_processes(number + 1)
+                    run.set_num_processes(number + 1)
                 yield run, number
             if len(runs) < 2 or self._is_over(runs, number + 1, 2 * time.monotonic() - begun):
                 return

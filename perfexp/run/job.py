@@ -317,9 +317,12 @@ class Job(supervisor.Supervisor):
         """Remember the error that ended the measurement: a refused run leaves no folder."""
         self._is_refused = _is_refusal(error)
 
-    def add_processes(self, processes: int) -> None:
-        """Raise the run's number of processes; `perfexp ab` does so until it has a verdict."""
-        self.assignment.plain = with_processes(self.plain, processes)
+    def set_num_processes(self, num_processes: int) -> None:
+        """Set the run's total number of processes; write its plan and choose its points again.
+
+        `perfexp ab` raises it until there is a verdict.
+        """
+        self.assignment.plain = with_processes(self.plain, num_processes)
         self.assignment.plan = config.typed(self.assignment.plain)
         self.prepare()
 

@@ -60,7 +60,7 @@ class SegmentationTable:
         keys = (text.lstrip("+").partition("=")[0] for text in config.hydra.overrides.task)
         if _COUNT not in keys and "," not in (counts(config.gpu.name)):
             _console(config).note(
-                f"mp is skipped: {_visible(config.gpu.name)}. To measure 1 and N: {_COUNT}=1,N."
+                f"mp is skipped: {_why_single(config.gpu.name)}. To measure 1 and N: {_COUNT}=1,N."
             )
 
     def on_multirun_end(self, config: Any, **_: Any) -> None:
@@ -96,8 +96,8 @@ def counts(gpu: str) -> str:
     return "1"
 
 
-def _visible(gpu: str) -> str:
-    """Return why only one GPU count is measured."""
+def _why_single(gpu: str) -> str:
+    """Return why `counts` has a single GPU count for an option of the group `gpu`."""
     if gpu in _NO_GPUS:
         return f"gpu={gpu} is not a GPU"
     return f"{'one GPU is' if worker_query.visible_gpus() else 'no GPU is'} visible here"

@@ -139,12 +139,13 @@ def benjamini_hochberg(p_values: Sequence[float], rate: float) -> list[bool]:
 
 
 def geometric_mean(clusters: Mapping[str, Sequence[float]]) -> Interval:
-    """Return the geometric mean of all ratios; its bootstrap interval covers other clusters.
+    """Return the geometric mean of all ratios, with a bootstrap interval.
 
-    A cluster is a model, for example. Whole clusters are drawn with replacement, because ratios
-    from the same model resemble each other. The percentile interval for k clusters is too narrow.
-    It is therefore stretched by √(k / (k - 1)), and by Student's t (k - 1 degrees) over the normal
-    quantile. The seed is fixed. There is no interval for fewer than three clusters.
+    A cluster is a model, for example. The interval is for the mean over all such models, with the
+    clusters as a sample. Whole clusters are drawn with replacement, because ratios from the same
+    model resemble each other. The percentile interval for k clusters is too narrow. It is therefore
+    stretched by √(k / (k - 1)), and by Student's t (k - 1 degrees) over the normal quantile. The
+    seed is fixed. There is no interval for fewer than three clusters.
 
     Args:
         clusters: log ratios in each cluster.

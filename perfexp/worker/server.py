@@ -54,9 +54,11 @@ class Server:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        # this starts OpenBLAS threads, like numpy does; a forked process starts its own
+        # OpenBLAS threads start here, as with numpy; they are no obstacle, since a forked process
+        # starts its own
         distributions.preload()
-        # fails with a Python built for an old glibc, and with too many open files
+        # file in which a worker saves random weights for later workers; creating it fails with a
+        # Python built for an old glibc, and with too many open files
         with suppress(AttributeError, OSError):
             fork_server.weights_file = os.memfd_create("random weights")
         #: For each forked worker, by its pidfd: process id, and the pipe for its exit status.

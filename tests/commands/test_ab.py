@@ -211,7 +211,7 @@ def test_more_processes_continue_a_run(here, capsys):
     ("arguments", "message"),
     [
         (("fft", "", *FAKE), "'fft' is not an override"),
-        (("'algorithm=fft", "", *FAKE), "give overrides in one word"),
+        (("'algorithm=fft", "", *FAKE), "quote the overrides as one argument"),
         (("output_dir=a", "", *FAKE), "'output_dir' is set by COMMON"),
         (("", "processes=4", *FAKE), "'processes' is set by the command"),
         (("", "", *FAKE, "processes=4"), "'processes' is set by the command"),

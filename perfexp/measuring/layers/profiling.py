@@ -104,7 +104,7 @@ def profile_layers(
 
     Args:
         model: the model that the step calls.
-        clean_seconds: `device` time of a call without a profiler, or None.
+        clean_seconds: `device` time of a call without a profiler; None if it was not measured.
         calls: number of calls to profile.
         first: whether this is the first profile in the process.
         capture: captures a step beyond the queue depth as a graph, or returns None if that is
@@ -446,7 +446,7 @@ def stamp_layers(
 
     Args:
         model: the model that the step calls.
-        clean_seconds: `latency` of a call without stamps, or None.
+        clean_seconds: `latency` of a call without stamps; None if it was not measured.
         calls: number of calls with times.
     """
     stamps = Stamps(device.now_ns)
@@ -457,7 +457,7 @@ def stamp_layers(
             outline = outline_of(lambda: [part() for _, part in step.segments], model)
             with undisturbed(), marking(model, outline, stamps) as marker:
                 for number in range(calls + 1):
-                    no_backward = _make_stamped_call(step, marker, stamps)
+                    why_no_backward = _make_stamped_call(step, marker, stamps)
                     rows = {key: Spent(busy_ns=ns) for key, ns in stamps.spent.items()}
                     span_ns = sum(stamps.spent.values())
                     times_of_calls.append(CallTimes(number, span_ns, rows, {}, starved=False))
@@ -468,7 +468,7 @@ def stamp_layers(
     # the first call still fills the marker's own caches
     times = times_of(times_of_calls[1:], TimeSource.stamps)
     times.own_seconds = float(np.median(own_ns[1:])) * 1e-9
-    times.no_backward = no_backward
+    times.no_backward = why_no_backward  # the same in every call
     return close(times, clean_seconds)
 
 

@@ -13,9 +13,7 @@ from perfexp.models import Session
 class Inference:
     """Forward passes without autograd (mode=inference).
 
-    Args:
-        trained: whether the plan's own training supplies the weights.
-        batch_size: read by the plan; it is an argument because it stands in the same node.
+    The keys are described in `plan/key_descriptions.yaml`.
     """
 
     def __init__(self, *, trained: bool = False, batch_size: Any = None) -> None:

@@ -155,7 +155,7 @@ def _count_diagnostics(work: Work) -> Iterator[Diagnostic]:
         )
     if work.is_random:
         yield diagnostics.make(
-            "work_uncounted", why="the model skips layers at random, and they are of one draw"
+            "work_uncounted", why="the model skips layers at random, and a single draw was counted"
         )
     if work.uncounted:
         yield diagnostics.make(

@@ -234,13 +234,9 @@ class Profiler:
     `chosen`, `command`, `outputs` and `collect` run in the process that waits for the worker, and
     must not import torch. `watching` and `observations` run in the worker.
 
+    The other keys are described in `plan/key_descriptions.yaml`.
+
     Attributes:
-        name: name of the tool.
-        warmup: calls before the profiled calls.
-        modules: whether ranges name the model's modules, too.
-        all_points: whether every point is profiled; by default, the first of each phase.
-        steps: number of profiled calls.
-        top: number of kernels to list.
         times: whether the run is timed too.
         needs_nvidia: whether only NVIDIA GPUs can be profiled.
 

@@ -46,12 +46,7 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 class Torch(Profiler):
     """torch.profiler on a few calls after a warm-up (profiler=torch).
 
-    See `Profiler` for the common arguments.
-
-    Attributes:
-        memory: whether allocations are recorded over time.
-        shapes: whether operators are recorded with input shapes and FLOPs.
-        stacks: whether operators are recorded with their Python call stacks.
+    The keys are described in `plan/key_descriptions.yaml`.
     """
 
     name: str = "torch"

@@ -131,14 +131,7 @@ _QUERY_SECONDS = 120.0
 class Ncu(Profiler):
     """Nsight Compute on exactly one call (profiler=ncu).
 
-    See `Profiler` for the common arguments.
-
-    Attributes:
-        metrics: counters; None for the counters of a roofline.
-        sections: further sections of ncu's report.
-        cache_control: `all` empties the caches before each kernel; `none` does not.
-        options: further options of ncu.
-        tool: path of ncu; None to find it.
+    The keys are described in `plan/key_descriptions.yaml`.
     """
 
     name: str = "ncu"

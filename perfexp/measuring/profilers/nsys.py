@@ -76,15 +76,7 @@ _WORK = {
 class Nsys(Profiler):
     """Nsight Systems on calls after a warm-up (profiler=nsys).
 
-    See `Profiler` for the common arguments.
-
-    Attributes:
-        trace: interfaces that nsys traces.
-        sample: nsys's --sample, which samples the CPU.
-        cpuctxsw: nsys's --cpuctxsw, which traces context switches.
-        reports: names of `nsys stats` reports to write as CSV.
-        options: further options of nsys.
-        tool: path of nsys; None to find it.
+    The keys are described in `plan/key_descriptions.yaml`.
     """
 
     name: str = "nsys"

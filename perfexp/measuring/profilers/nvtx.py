@@ -24,10 +24,7 @@ _NOT_REPEATED = ("output_dir=", "resume=")
 class Nvtx(Profiler):
     """Marks one untimed call after the warm-up (profiler=nvtx); the run times nothing.
 
-    See `Profiler` for the common arguments.
-
-    Attributes:
-        step: number of the marked call after the warm-up, from 1.
+    The keys are described in `plan/key_descriptions.yaml`.
     """
 
     name: str = "nvtx"

@@ -56,14 +56,7 @@ class MlflowSink(Tracker):
     A record's run is found by its uid and updated, so nothing is stored twice. MLflow never changes
     parameters. A name or description that a person has edited stays.
 
-    Args:
-        uri: store; None for MLFLOW_TRACKING_URI or the default store.
-        experiment: MLflow experiment; None for the plan's stage or the default.
-        run_name: read from the plan by `run_names`.
-        description: read from the plan by `descriptions`.
-        tags: read from the plan by `descriptions`; checked here before anything starts.
-        request_timeout_seconds: limit per server request.
-        deadline_seconds: limit for a whole delivery.
+    The keys are described in `plan/key_descriptions.yaml`.
 
     Raises:
         UserError: MLflow supports no such store, or a limit is not positive.
