@@ -51,7 +51,8 @@ def _p_value(seeds: Sequence[Point], p: float | None) -> Metric:
             reason = "an early stop selects accuracies; set mode.train.eval_every=EPOCHS"
             return Metric.of(TARGET_P, None, reason=reason)
     if p is None:
-        return Metric.of(TARGET_P, None, reason="the accuracies do not vary")
+        reason = "the accuracies do not vary" if len(seeds) > 1 else "this is a single seed"
+        return Metric.of(TARGET_P, None, reason=reason)
     return Metric.of(TARGET_P, p)
 
 
