@@ -538,7 +538,7 @@ def test_the_benchmark_action_gets_what_is_better_if_lower(exported):
     assert not [name for name in by_name if "throughput" in name or "accuracy" in name]
 
 
-def test_the_last_run_of_a_point_replaces_all_its_figures(make_record, leave_run, tmp_path, here):
+def test_last_run_of_a_point_replaces_all_its_figures(make_record, leave_run, tmp_path, here):
     """A figure that only an earlier run has, or a point that fails now, keeps no earlier value."""
     first, failed, last = make_record(), make_record(), make_record()
     for number, one in enumerate((first, failed, last)):

@@ -184,7 +184,7 @@ def test_a_copied_run_counts_once(checked):
     assert checked([*records[:4], *records[:4], *records[4:]])[0] == 2
 
 
-def test_a_baseline_of_another_model_is_not_a_level(checked):
+def test_baseline_of_another_model_is_not_a_level(checked):
     """Changes are printed, but there is no level since which the new run could be worse."""
     records = noisy(stepped())
     records[0].plan["model"] = {"name": "vgg16"}
@@ -198,7 +198,7 @@ def side_of(*records):
     return Side.of("", "folder", [Analysis.of(one) for one in records])
 
 
-def test_a_run_of_another_model_is_left_out_for_a_sweep_of_models():
+def test_run_of_another_model_is_left_out_for_a_sweep():
     """It shares no model with the sweep, whose points then have the same key."""
     models = "resnet18", "vgg16"
     sides = [
