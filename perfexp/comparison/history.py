@@ -14,6 +14,7 @@ from perfexp.comparison.comparability import Role
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.measures import MEASURES
 from perfexp.comparison.pairing import KEY_FIELDS, Side
+from perfexp.errors import UserError
 from perfexp.records.fact_lookup import fact_at
 from perfexp.statistics.change_points import segments, shift
 from perfexp.statistics.distributions import ALPHA
@@ -87,7 +88,11 @@ def history(
     series: dict[tuple[str, str], dict[str, _Run]] = defaultdict(dict)
     confounders = set[str]()
     for number, side in enumerate(chain(sides, earlier)):
-        for pair in judging.drafted_pairs(side, pairing.match(new, side), settings):
+        try:
+            matching = pairing.match(new, side)
+        except UserError:  # a run with other features cannot tell the new side's points apart
+            continue
+        for pair in judging.drafted_pairs(side, matching, settings):
             subjects = {one.key for one in pair.differences if one.role is Role.SUBJECT}
             if not subjects <= _EVOLVING:
                 continue
@@ -123,7 +128,8 @@ def _changes(point: str, measure: str, runs: Collection[_Run], margin: float) ->
     accepted, checked = of_sides.get(0, 0), of_sides.get(1, 0)
     total = shift(parts[accepted], parts[checked])
     is_worse = total.value > 0 if MEASURES[measure].is_better_if_lower else total.value < 0
-    if total.p_beyond(margin) > ALPHA or not is_worse:
+    has_baseline = any(run.number == 0 for run in runs)
+    if not has_baseline or total.p_beyond(margin) > ALPHA or not is_worse:
         checked = accepted
     changes = []
     for (before, one), (after, two) in pairwise(zip(ordered, part_of, strict=True)):

@@ -281,7 +281,7 @@ def _by_place(side: Side, names: Sequence[str]) -> dict[tuple[Any, ...], Measure
             if differing := varying([same, item]):
                 how = f"{label(same, differing)} and {label(item, differing)}"
             raise UserError(
-                f"{side.source} has several results for {item.key} ({how}); name item run's folder."
+                f"{side.source} has several results for {item.key} ({how}); name one run's folder."
             )
     return places
 

@@ -381,7 +381,7 @@ def path_of(name: str) -> str:
 def nodes_behind(outputs: Any) -> list[torch.autograd.graph.Node]:
     """Return all autograd nodes behind nested tensors: the backward pass of a loss on them.
 
-    Nodes that accumulate parameter gradients are left out. `measuring.layers.stamps` times the
+    Nodes that accumulate parameter gradients are left out. `measuring.layers.profiling` times the
     backward pass by them, too.
     """
     waiting = [tensor.grad_fn for tensor in tensors_in(outputs) if tensor.grad_fn is not None]

@@ -263,7 +263,7 @@ def speedup_notes(analysis: Analysis, shown: Sequence[Metric]) -> Iterator[str]:
     for row in analysis.rows:
         row_names = names.intersection(metric.name for metric in row.metrics)
         is_idle = is_idle or bool(row_names and has(row.doubts, "device_idle"))
-        if row.processes == 1:
+        if row.processes < 2:
             continue
         for name in row_names:
             if pooled_speedup(processes[row.key], name) is None:

@@ -41,17 +41,19 @@ def metrics(seeds: Sequence[Point]) -> dict[str, Metric]:
         found.append(Metric.of(TIME_TO_ACCURACY, None, reason=reason))
     if accuracies:
         found.append(_metric(ACCURACY, trials.mean(accuracies)))
-        found.append(_p_value(seeds, trials.p_above(accuracies, targets[0])))
+        found.append(_p_value(seeds, accuracies, targets[0]))
     return {metric.name: metric for metric in found}
 
 
-def _p_value(seeds: Sequence[Point], p: float | None) -> Metric:
+def _p_value(seeds: Sequence[Point], accuracies: Sequence[float], target: float) -> Metric:
     for seed in seeds:
         if sum(epoch.accuracy is not None for epoch in seed.epochs) > 1:
             reason = "an early stop selects accuracies; set mode.train.eval_every=EPOCHS"
             return Metric.of(TARGET_P, None, reason=reason)
+    p = trials.p_above(accuracies, target)
     if p is None:
-        return Metric.of(TARGET_P, None, reason="the accuracies do not vary")
+        reason = "the accuracies do not vary" if len(accuracies) > 1 else "this is a single seed"
+        return Metric.of(TARGET_P, None, reason=reason)
     return Metric.of(TARGET_P, p)
 
 

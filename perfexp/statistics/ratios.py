@@ -19,6 +19,8 @@ from perfexp.statistics.moderated import MOST_DEGREES, Repeats
 
 #: Largest number of processes to recommend.
 MOST_PROCESSES = 100
+#: Limit for the logarithm of a ratio and of half its interval, so that the ends are finite numbers.
+_MOST_LOG = 345.0
 #: Bootstrap resamples, their seed, and the smallest number of clusters with an interval.
 _RESAMPLES, _SEED, LEAST_CLUSTERS = 2000, 0, 3
 
@@ -39,10 +41,11 @@ class LogRatio:
 
     def interval(self, level: float = ALPHA) -> Interval:
         """Return the ratio with its confidence interval at error probability `level`."""
-        ratio = math.exp(self.value)
+        ratio = math.exp(min(max(self.value, -_MOST_LOG), _MOST_LOG))
         if self.error is None:
             return Interval(value=ratio, low=None, high=None)
-        factor = math.exp(student(self.degrees, 1 - level / 2) * self.error)
+        half_width = student(self.degrees, 1 - level / 2) * self.error
+        factor = math.exp(min(half_width, _MOST_LOG))
         return Interval(value=ratio, low=ratio / factor, high=ratio * factor)
 
     def p_beyond(self, margin: float) -> float:

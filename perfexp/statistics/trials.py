@@ -51,15 +51,17 @@ def share(successes: int, trials: int) -> Interval:
     return Interval(value=successes / trials, low=low, high=high)
 
 
-def mean(values: Sequence[float]) -> Interval:
-    """Return the mean of one or more values with its 95 % interval by Student's t.
+def mean(shares: Sequence[float]) -> Interval:
+    """Return the mean of one or more shares with its 95 % interval by Student's t.
 
-    A single value has no interval.
+    The interval ends at 0 and 1, which no mean of shares exceeds. A single share has no interval.
     """
-    value, half = statistics.fmean(values), windows_half_width(values, [1.0] * len(values))
+    value, half = statistics.fmean(shares), windows_half_width(shares, [1.0] * len(shares))
     if half is None:
         return Interval(value=value, low=None, high=None)
-    return Interval(value=value, low=value - half, high=value + half)
+    # a damaged record may have a mean that is none of shares
+    least, most = min(value, 0.0), max(value, 1.0)
+    return Interval(value=value, low=max(value - half, least), high=min(value + half, most))
 
 
 def p_above(values: Sequence[float], target: float) -> float | None:

@@ -538,6 +538,29 @@ def test_the_benchmark_action_gets_what_is_better_if_lower(exported):
     assert not [name for name in by_name if "throughput" in name or "accuracy" in name]
 
 
+def test_last_run_of_a_point_replaces_all_its_figures(make_record, leave_run, tmp_path, here):
+    """A figure that only an earlier run has, or a point that fails now, keeps no earlier value."""
+    first, failed, last = make_record(), make_record(), make_record()
+    for number, one in enumerate((first, failed, last)):
+        one.uid, one.ended = f"run {number}", f"2030-01-0{number + 1}T00:00:00+00:00"
+    failed.points = [
+        Point(key=point.key, status=Status.FAILED, error="it broke") for point in first.points
+    ]
+    last.points[0].metrics.clear()
+
+    def exported(*records):
+        for number, one in enumerate(records):
+            leave_run(one, tmp_path / "runs" / str(number))
+        assert (
+            commands.run(["export", str(tmp_path / "runs"), "--format", "bencher", "--force"]) == 0
+        )
+        return json.loads((here / "export.json").read_text())
+
+    assert "memory (bytes)" in exported(first)[PLACE]
+    assert PLACE not in exported(first, failed)
+    assert "memory (bytes)" not in exported(first, failed, last)[PLACE]
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

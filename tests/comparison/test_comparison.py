@@ -567,7 +567,7 @@ def test_conclusion_on_incomparable_runs_names_the_confounder():
 def test_what_can_not_be_paired_is_refused():
     with pytest.raises(UserError, match="batch 8"):
         compare(named("one"), named("two", batch_size=8))
-    with pytest.raises(UserError, match="several results"):
+    with pytest.raises(UserError, match=r"several results .*; name one run.s folder"):
         compare([named("one"), named("two")], named("three"))
     with pytest.raises(UserError, match="the same run"):
         compare(one := named("one"), [one, named("two", "vgg16")])

@@ -7,6 +7,9 @@ import pytest
 
 from perfexp import commands
 from perfexp.comparison import history
+from perfexp.comparison.judging import Settings
+from perfexp.comparison.pairing import Side
+from perfexp.records.analysis import Analysis
 from perfexp.records.record import Metric
 from tests.support.verdicts import record
 
@@ -179,3 +182,29 @@ def test_unreadable_records_are_left_out_with_a_line(checked, tmp_path):
 def test_a_copied_run_counts_once(checked):
     records = noisy(np.ones(8))
     assert checked([*records[:4], *records[:4], *records[4:]])[0] == 2
+
+
+def test_baseline_of_another_model_is_not_a_level(checked):
+    """Changes are printed, but there is no level since which the new run could be worse."""
+    records = noisy(stepped())
+    records[0].plan["model"] = {"name": "vgg16"}
+    code, lines, _ = checked(records, "--allow-undecided")
+    assert code == 0
+    assert [line.split(" ")[0] for line in lines] == ["CHANGED"]
+    assert "since the baseline" not in lines[0]
+
+
+def side_of(*records):
+    return Side.of("", "folder", [Analysis.of(one) for one in records])
+
+
+def test_run_of_another_model_is_left_out_for_a_sweep():
+    """It shares no model with the sweep, whose points then have the same key."""
+    models = "resnet18", "vgg16"
+    sides = [
+        side_of(*(run_of(first + number, model=model) for number, model in enumerate(models)))
+        for first in (0, 200)
+    ]
+    earlier = [side_of(run_of(10 + number)) for number in range(history.LEAST_RUNS)]
+    foreign = side_of(run_of(100, model="alexnet"))
+    assert history.history(sides, [foreign, *earlier], Settings()) == ([], [])

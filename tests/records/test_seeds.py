@@ -76,6 +76,19 @@ def test_accuracies_of_trainings_that_stop_early_have_no_p_value():
     assert row.value("train/reached_share") == 1.0
 
 
+def test_a_single_seed_has_neither_interval_nor_p_value():
+    [_, text] = lines(speedrun([0.95]))
+    assert text == "accuracy: 95 % (no interval), no p-value: this is a single seed"
+
+
+def test_seeds_without_an_accuracy_are_not_counted_as_alike():
+    points = [training(seed, [0.95]) for seed in range(3)]
+    for point in points[1:]:
+        point.metrics = [one for one in point.metrics if one.name != "accuracy"]
+    [_, text] = lines(trained(*points))
+    assert text.endswith("no p-value: this is a single seed")
+
+
 def test_half_of_the_seeds_without_the_target_leave_no_median():
     row = Analysis.of(speedrun([0.95, 0.93, 0.92, 0.951])).rows[0]
     metric = row.metric("time_to_accuracy_seconds")

@@ -242,3 +242,12 @@ def test_work_on_spare_cores_does_not_widen_intervals(make_record, session, cpu,
     [row] = summary.rows(made)
     widened = priors.find(priors.of_record(made), points, "latency", free).server
     assert row.figures["latency"].prior.server == widened
+
+
+def test_ratios_of_extreme_figures_have_finite_ends():
+    """A damaged record may hold any number."""
+    other, baseline = Repeats(values=(1e-300, 1e300)), Repeats(values=(1e-300, 1.0))
+    for one in (ratios.log_ratio(other, baseline), ratios.log_ratio(baseline, other)):
+        interval = one.interval()
+        assert 0 < interval.low < interval.value < interval.high < math.inf
+    assert ratios.LogRatio(value=1000.0).interval().value < math.inf

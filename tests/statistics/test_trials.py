@@ -97,3 +97,11 @@ def test_median_interval_covers_the_truth_with_failures():
         found = trials.median_time(times[times < 2.5].tolist(), 20)
         covered += found is None or found.low is None or found.low <= 1.0 <= found.high
     assert 0.95 <= covered / 2000 <= 0.975
+
+
+def test_intervals_of_shares_end_at_0_and_1():
+    few = trials.mean([0.8, 0.95, 1.0])
+    assert few.low < few.value < few.high == 1.0
+    assert trials.mean([0.0, 0.2]).low == 0.0
+    damaged = trials.mean([-0.5, -0.3])
+    assert damaged.low <= damaged.value <= damaged.high
