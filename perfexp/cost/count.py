@@ -311,12 +311,15 @@ def inputs_for(model: torch.nn.Module, inputs: Any, mode: FakeTensorMode) -> Any
 
 def _replace_attributes(value: Any, mode: FakeTensorMode) -> None:
     """Replace tensors that an object, or objects in its lists, have as attributes."""
-    if isinstance(value, (type, torch.nn.Module)):
-        return
-    attributes = getattr(value, "__dict__", {})
-    for name, one in attributes.items():
-        if isinstance(one, torch.Tensor):
-            attributes[name] = stand_in(one, mode)
-        elif isinstance(one, list):
-            for part in one:
-                _replace_attributes(part, mode)
+    waiting, seen = [value], set[int]()
+    while waiting:
+        owner = waiting.pop()
+        if id(owner) in seen or isinstance(owner, (type, torch.nn.Module)):
+            continue
+        seen.add(id(owner))
+        attributes = getattr(owner, "__dict__", {})
+        for name, attribute in attributes.items():
+            if isinstance(attribute, torch.Tensor):
+                attributes[name] = stand_in(attribute, mode)
+            elif isinstance(attribute, list):
+                waiting += attribute

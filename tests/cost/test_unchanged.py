@@ -151,7 +151,7 @@ def test_scripted_models_are_refused():
 class _Cache:
     def __init__(self) -> None:
         self.state = torch.ones(2, 3)
-        self.layers = [SimpleNamespace(keys=torch.ones(2, 3))]
+        self.layers = [SimpleNamespace(keys=torch.ones(2, 3), caches=[self])]
 
 
 class _ReadsCache(nn.Module):
