@@ -126,7 +126,7 @@ def test_ab_out_of_time_is_undecided_and_the_command_continues(
         code, out, err = measured(capsys, *identical, *other)
         assert (code, err.count("\n")) == (2, 1)
         assert f"continue it; yours differs in {keys}." in err
-        assert "x holds another sweep: ab" in err and "--margin=0.1% --metric=device" in err
+        assert "x holds another sweep: perfexp ab" in err and "--margin=0.1% --metric=device" in err
     code, out, _ = measured(capsys, *identical, "--margin", "0.10%", "--metric", "device")
     assert code == 0
     assert (
@@ -233,7 +233,7 @@ def test_a_folder_of_another_comparison_is_refused(here, capsys):
     assert measured(capsys, A, B, *FAKE, "--max-seconds", "0")[0] == 0
     code, _, err = measured(capsys, A, "", *FAKE)
     assert code == 2
-    assert "holds another sweep: ab " in err
+    assert "holds another sweep: perfexp ab " in err
     (link := here / "y").mkdir()
     RunPaths(link / "0-base_seconds-1e-3").root.symlink_to(here)
     code, _, err = measured(capsys, A, B, *FAKE[:-1], "output_dir=y")
