@@ -40,7 +40,7 @@ def measured(file: Path, name: str, count: int) -> list[dict[str, float]]:
     places = f"{file}:{name}", f"{file}:{name}", f"{file}:make_{name}"
     judge = callable_judge._Judge(places, str(file.parent))
     with judge._running("left") as judge._referee:
-        judge._shapes = range(judge._referee.facts["shapes"])
+        judge._shapes = range(judge._referee.ask("describe")["shapes"])
         return [judge._pair(is_first=number == 0) for number in range(count)]
 
 

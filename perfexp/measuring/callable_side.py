@@ -66,16 +66,14 @@ class Side:
 
     def __init__(self, function: str, maker: str, folder: str) -> None:
         self._folder = Path(folder)
-        self._maker, module = _load(maker)
-        self._shapes = list(getattr(module, "shapes", [])) or [None]
+        self._maker, self._module = _load(maker)
+        self._shapes = list(getattr(self._module, "shapes", [])) or [None]
         self._inputs: tuple[Any, ...] = ()
         self._outputs: Any = None
         self._device = _device_of(self._make(0, 0))
         self._device.start()
-        self._tails: list[float] = []
         self._hold_seconds = _HOLD_SECONDS
-        self._watched = module, self, self._device
-        self._functions = _functions(self._watched)
+        self._functions = self._watched_functions()
         self._function, _ = _load(function)
 
     def describe(self) -> dict[str, Any]:
@@ -102,26 +100,22 @@ class Side:
             seconds of work after a call, on other streams or until its outputs can be read.
         """
         torch.use_deterministic_algorithms(check, warn_only=True)
-        seconds, stored = list[float](), list[tuple[int, str]]()
-        self._tails = []
+        times, stored = list[tuple[float, float]](), list[tuple[int, str]]()
         with collecting.undisturbed():
             for seed in seeds:
                 made = self._make(seed, shape)
                 if check and self._inputs:
                     made = tuple(map(_overwritten, self._inputs, made))
                 self._inputs = made
-                seconds.append(self._seconds(self._call))
-                if not self._device.asynchronous:
-                    first, again = self._reading_seconds(), self._reading_seconds()
-                    self._tails.append(first - again)
+                times.append(self._timed(self._call))
                 if check or os.urandom(1)[0] * len(seeds) < 256:
                     stored.append((seed, self._store()))
                 self._outputs = None
         self._inputs = ()
         torch.use_deterministic_algorithms(False)
-        now = _functions(self._watched)
+        now, (seconds, tails) = self._watched_functions(), zip(*times, strict=True)
         changed = [name for name, value in self._functions.items() if now.get(name) != value]
-        return {"seconds": seconds, "stored": stored, "changed": changed, "tails": self._tails}
+        return {"seconds": seconds, "stored": stored, "changed": changed, "tails": tails}
 
     def verify(
         self, stored: Sequence[tuple[int, str]], shape: int, tolerance: float | None
@@ -148,7 +142,7 @@ class Side:
         source = torch.ones(max(count, 1), dtype=torch.uint8, device=self._device.identifier)
         copy = partial(torch.empty_like(source).copy_, source)
         self._inputs, self._outputs = (), None
-        return {"seconds": min(self._seconds(copy) for _ in range(_COPIES))}
+        return {"seconds": min(self._timed(copy) for _ in range(_COPIES))[0]}
 
     def _make(self, seed: int, shape: int) -> tuple[Any, ...]:
         torch.manual_seed(seed)
@@ -161,15 +155,17 @@ class Side:
     def _call(self) -> None:
         self._outputs = self._function(*self._inputs)
 
-    def _seconds(self, call: collecting.Call) -> float:
-        """Time one call: by the host's clock, or by events behind a wait that the host overtakes.
+    def _timed(self, call: collecting.Call) -> tuple[float, float]:
+        """Return the seconds of one call, and of work after it.
 
-        On an asynchronous device the time is of the current stream. What other streams still do
-        after it goes to the tail.
+        The host's clock times the call, or events behind a wait that the host overtakes. On an
+        asynchronous device the time is of the current stream, and the rest is what other streams
+        still do. Otherwise the rest is the wait until the outputs can be read.
         """
         device = self._device
         if not device.asynchronous:
-            return float(collecting.HostChain(call, device)(1)[0])
+            seconds = float(collecting.HostChain(call, device)(1)[0])
+            return seconds, self._reading_seconds() - self._reading_seconds()
         start, end = device.new_event(), device.new_event()
         device.synchronize()
         # while calls are checked, a wait would hide the work of other streams
@@ -185,8 +181,7 @@ class Side:
             pass
         ended_ns = device.now_ns()
         device.synchronize()
-        self._tails.append((device.now_ns() - ended_ns) * 1e-9)
-        return device.elapsed_seconds(start, end)
+        return device.elapsed_seconds(start, end), (device.now_ns() - ended_ns) * 1e-9
 
     def _reading_seconds(self) -> float:
         """Return the time to read the outputs, which waits for work that goes on after the call."""
@@ -194,6 +189,29 @@ class Side:
         for output in tensors_in(self._outputs):
             torch.count_nonzero(output)
         return (self._device.now_ns() - begun_ns) * 1e-9
+
+    def _watched_functions(self) -> dict[str, Any]:
+        """Return the functions that a callable must leave alone, by name, with their code."""
+        watched: dict[str, Any] = {"maker": self._module, "side": self, "device": self._device}
+        for name, module in list(sys.modules.items()):
+            if name in _WATCHED or name.partition(".")[0] in ("perfexp", "__main__"):
+                watched[name] = module
+        found: dict[str, Any] = {
+            "sys.setprofile": sys.getprofile(),
+            "sys.settrace": sys.gettrace(),
+            "torch function modes": torch._C._len_torch_function_stack(),
+            "torch dispatch modes": torch._C._len_torch_dispatch_stack(),
+        }
+        while watched:
+            place, owner = watched.popitem()
+            # dir() of a module names what it would import first
+            for name in list(vars(owner)) if isinstance(owner, ModuleType) else dir(owner):
+                value = getattr(owner, name, None)
+                if callable(value):
+                    found[f"{place}.{name}"] = value, getattr(value, "__code__", None)
+                if isinstance(value, type) and value.__module__ == place:
+                    watched[f"{place}.{name}"] = value
+        return found
 
     def _store(self) -> str:
         file = str(self._folder / f"{secrets.token_hex(8)}.pt")
@@ -265,33 +283,6 @@ def _device_of(inputs: Sequence[Any]) -> Device:
     return CpuDevice()
 
 
-def _functions(owners: Sequence[Any]) -> dict[str, Any]:
-    """Return the functions that a callable must leave alone, by name, with their code.
-
-    Args:
-        owners: objects besides torch, perfexp and a few modules.
-    """
-    watched = {type(owner).__name__: owner for owner in owners}
-    for name, module in list(sys.modules.items()):
-        if name in _WATCHED or name.partition(".")[0] in ("perfexp", "__main__"):
-            watched[name] = module
-    found: dict[str, Any] = {
-        "sys.setprofile": sys.getprofile(),
-        "sys.settrace": sys.gettrace(),
-        "torch function modes": torch._C._len_torch_function_stack(),
-        "torch dispatch modes": torch._C._len_torch_dispatch_stack(),
-    }
-    while watched:
-        place, owner = watched.popitem()
-        for name in list(vars(owner)) if isinstance(owner, ModuleType) else dir(owner):
-            value = getattr(owner, name, None)
-            if callable(value):
-                found[f"{place}.{name}"] = value, getattr(value, "__code__", None)
-            if isinstance(value, type) and value.__module__ == place:
-                watched[f"{place}.{name}"] = value
-    return found
-
-
 def _overwritten(old: Any, new: Any) -> Any:
     """Return a new argument: a tensor at the old address, unnoticed by version counters."""
     if isinstance(old, torch.Tensor) and _kind(old) == _kind(new):
@@ -361,9 +352,7 @@ def _difference(
 
 def _error(found: torch.Tensor, true: torch.Tensor) -> float:
     """Return the relative L2 error, infinite if numbers that are not finite differ."""
-    if found.is_complex():
-        found, true = torch.view_as_real(found), torch.view_as_real(true)
-    found, true = found.double(), true.double()
+    found, true = found.to(torch.complex128), true.to(torch.complex128)
     equal = (found == true) | (found.isnan() & true.isnan())
     apart = float(torch.where(equal, 0.0, found - true).norm())
     if apart == 0:
@@ -381,7 +370,7 @@ def main() -> None:
     *places, questions, events, parent = sys.argv[1:7]
     lifeline.die_with(int(parent.partition("=")[2]))
     side: Side | None = None
-    with Path(questions).open() as asked, open(int(events.partition("=")[2]), "w") as answers:
+    with Path(questions).open() as asked, os.fdopen(int(events.partition("=")[2]), "w") as answers:
         for line in asked:
             name, given = json.loads(line)
             try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 import random
 import secrets
@@ -15,9 +16,9 @@ import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import chain, product
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +118,10 @@ class _Process:
     Args:
         name: `left` or `right`.
         arguments: its function, the maker of inputs, and a folder.
-
-    Attributes:
-        facts: what `Side.describe` returns.
     """
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
-        self.name, self.facts = name, _Answer()
+        self.name = name
         self._log = Path(arguments[-1]) / f"{secrets.token_hex(8)}.log"
         questions = self._log.with_suffix(".questions")
         os.mkfifo(questions)
@@ -152,13 +150,13 @@ class _Process:
         answer["elapsed"] = time.perf_counter() - begun
         self._process.send_signals(signal.SIGSTOP)
         if answer["event"] == "failed":
-            error = error_of(answer)
-            if isinstance(error, UserError):
-                raise error
-            raise _Refused(f"{self.name}: {error}")
+            failure = error_of(answer)
+            if isinstance(failure, UserError):
+                raise failure
+            raise _Refused(f"{self.name}: {failure}")
         return answer
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the process and its descendants."""
         self._questions.close()
         self._process.end()
@@ -223,9 +221,9 @@ class _Judge:
         deadline = time.monotonic() + max_seconds
         pairs, reason = list[dict[str, float]](), None
         verdict, ratio = Verdict.UNDECIDED, None
-        with self._running("left") as referee:
-            self._referee = referee
-            self._shapes = range(referee.facts["shapes"])
+        with self._running("left") as self._referee:
+            facts = self._referee.ask("describe")
+            self._shapes = range(facts["shapes"])
             try:
                 while verdict is Verdict.UNDECIDED and len(pairs) < sequential.MOST:
                     if pairs and time.monotonic() > deadline:
@@ -243,7 +241,7 @@ class _Judge:
         return CallableComparison(
             left=self._places[0],
             right=self._places[1],
-            device=referee.facts["device"],
+            device=facts["device"],
             verdict=verdict,
             word=_WORDS.get(verdict, verdict.upper()),
             seconds=seconds,
@@ -262,14 +260,13 @@ class _Judge:
         with self._running("left") as left, self._running("right") as right:
             sides = [left, right]
             if is_first:
-                self._check_origins(left.facts, right.facts)
+                self._check_origins(left.ask("describe"), right.ask("describe"))
                 for side, shape in product(sides, self._shapes):
                     self._calls(side, shape, _seeds(_CHECKED), check=True)
             for shape in self._shapes:
                 self._measure(sides, shape)
                 for name, blocks in self._blocks.items():
-                    news = chain.from_iterable(_new(block) for block in blocks[-_BLOCKS:])
-                    medians[name].append(statistics.median(news))
+                    medians[name].append(statistics.median(_pooled(blocks[-_BLOCKS:], "new")))
                 if is_first:
                     least_seconds = left.ask("ceiling", shape=shape)["seconds"] / _CEILING_FACTOR
                     _check_ceiling(least_seconds, medians["left"][-1], medians["right"][-1])
@@ -291,7 +288,9 @@ class _Judge:
             # the first call finds cold caches
             twice = [seeds[0], *(seed for seed in seeds[1:] for _ in range(2))]
             for side in random.sample(sides, 2):
-                self._blocks[side.name].append(self._calls(side, shape, twice))
+                block = self._calls(side, shape, twice)
+                block["new"], block["again"] = block["seconds"][1::2], block["seconds"][2::2]
+                self._blocks[side.name].append(block)
 
     def _calls(
         self, side: _Process, shape: int, seeds: Sequence[int], *, check: bool = False
@@ -322,10 +321,7 @@ class _Judge:
         """Refuse a right side that is faster if contents are repeated, unless the left is, too."""
         quartiles = []
         for blocks in self._blocks.values():
-            ratios = []
-            for block in blocks:
-                again = block["seconds"][2::2]
-                ratios += [one / other for one, other in zip(_new(block), again, strict=True)]
+            ratios = map(operator.truediv, _pooled(blocks, "new"), _pooled(blocks, "again"))
             quartiles.append(statistics.quantiles(ratios)[0])
         left, right = quartiles
         if right > max(_CACHE_FACTOR, _CACHE_FACTOR * left):
@@ -339,8 +335,11 @@ class _Judge:
         Around the calls of the latter, the judge's clock shows more time than around the left's.
         """
         left, right = self._blocks.values()
-        usual_tail = _TAIL_SHARE * _median(right, "seconds") + _TAIL_SECONDS
-        if _median(right, "tails") > usual_tail + 2 * max(0.0, _median(left, "tails")):
+        left_tail, right_tail, call_seconds = (
+            statistics.median(_pooled(*where))
+            for where in ((left, "tails"), (right, "tails"), (right, "seconds"))
+        )
+        if right_tail > _TAIL_SHARE * call_seconds + _TAIL_SECONDS + 2 * max(0.0, left_tail):
             raise _Refused("right works after it has returned")
         unexplained = 0
         for one, other in zip(left, right, strict=True):
@@ -352,14 +351,8 @@ class _Judge:
                 "right takes longer by the judge's clock than by its own: it changes times"
             )
 
-    @contextmanager
-    def _running(self, name: str) -> Iterator[_Process]:
-        process = _Process(name, self._arguments[name])
-        try:
-            process.facts = process.ask("describe")
-            yield process
-        finally:
-            process.end()
+    def _running(self, name: str) -> closing[_Process]:
+        return closing(_Process(name, self._arguments[name]))
 
 
 def _judged(pairs: Sequence[Mapping[str, float]], margin: float) -> tuple[Verdict, Interval]:
@@ -393,10 +386,5 @@ def _seeds(count: int) -> list[int]:
     return [secrets.randbelow(2**31) for _ in range(count)]
 
 
-def _new(block: _Answer) -> list[float]:
-    """Return the times of the calls with new contents that have a repeated call."""
-    return list(block["seconds"][1::2])
-
-
-def _median(blocks: Sequence[_Answer], name: str) -> float:
-    return statistics.median(chain.from_iterable(block[name] for block in blocks))
+def _pooled(blocks: Sequence[_Answer], name: str) -> list[float]:
+    return [value for block in blocks for value in block[name]]

@@ -190,6 +190,29 @@ def fn(x, w):
     assert "caches results" in compare(code).reason
 
 
+def test_arguments_that_are_no_tensors_and_equal_decorators_pass(here):
+    (here / "scaled.py").write_text(
+        """
+import torch
+
+def make(seed):
+    return torch.randn(64, 64), seed % 7
+
+@torch.inference_mode()
+def left(x, number):
+    return {"a": x * number, "b": number}
+
+@torch.inference_mode()
+def right(x, number):
+    return {"b": number, "a": number * x}
+"""
+    )
+    places = (f"scaled.py:{name}" for name in ("left", "right", "make"))
+    compared = compare_callables(*places, max_seconds=0)
+    assert compared.reason is None
+    assert compared.pairs == 1
+
+
 def test_every_shape_of_the_maker_is_checked(here):
     maker = (
         "shapes = [8, 9]\ndef make(seed, shape):\n    import torch\n    return torch.randn(shape)"
