@@ -1,8 +1,8 @@
 """Worker processes: start one, read its events, and end it with everything that it started.
 
 An event is a JSON object on one line of a pipe, such as `{"event": "block", "text": …}`. The
-supervisor of a run (`run.supervisor`) and queries about a machine (`run.worker_query`) use
-`WorkerProcess`.
+supervisor of a run (`run.supervisor`), queries about a machine (`run.worker_query`) and the
+comparison of two functions (`run.callable_judge`) use `WorkerProcess`.
 """
 
 from __future__ import annotations
