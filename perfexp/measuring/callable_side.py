@@ -181,7 +181,8 @@ class Side:
             pass
         ended_ns = device.now_ns()
         device.synchronize()
-        return device.elapsed_seconds(start, end), (device.now_ns() - ended_ns) * 1e-9
+        tail_seconds = (device.now_ns() - ended_ns) * 1e-9
+        return device.elapsed_seconds(start, end), tail_seconds
 
     def _reading_seconds(self) -> float:
         """Return the time to read the outputs, which waits for work that goes on after the call."""
