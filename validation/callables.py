@@ -38,9 +38,9 @@ def short(x): return torch.sigmoid(x) * x
 def measured(file: Path, name: str, count: int) -> list[dict[str, float]]:
     """Measure pairs of processes that both run one function."""
     places = f"{file}:{name}", f"{file}:{name}", f"{file}:make_{name}"
-    judge = callable_judge._Judge(places, str(file.parent), {"rtol": None, "atol": None})
+    judge = callable_judge._Judge(places, str(file.parent))
     with judge._running("left") as judge._referee:
-        judge._shapes = range(judge._referee.facts["shapes"])
+        judge._shapes = range(judge._referee.ask("describe")["shapes"])
         return [judge._pair(is_first=number == 0) for number in range(count)]
 
 

@@ -80,11 +80,9 @@ def ab(
         str | None,
         typer.Option(metavar="FILE:NAME", help="Function that makes their inputs from a seed."),
     ] = None,
-    rtol: Annotated[
-        float | None, typer.Option(min=0, help="Relative tolerance of the right side's outputs.")
-    ] = None,
-    atol: Annotated[
-        float | None, typer.Option(min=0, help="Absolute tolerance of the right side's outputs.")
+    tolerance: Annotated[
+        float | None,
+        typer.Option(min=0, help="Largest relative error of the right side's outputs."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -113,8 +111,7 @@ def ab(
             inputs,
             margin=settings.margin,
             max_seconds=max_seconds,
-            rtol=rtol,
-            atol=atol,
+            tolerance=tolerance,
         )
         emit(msgspec.to_builtins(compared), callable_judge.lines(compared), as_json=as_json)
         raise typer.Exit(int(compared.verdict is Verdict.NOT_COMPARABLE))

@@ -1,8 +1,8 @@
 """Worker processes: start one, read its events, and end it with everything that it started.
 
 An event is a JSON object on one line of a pipe, such as `{"event": "block", "text": …}`. The
-supervisor of a run (`run.supervisor`) and queries about a machine (`run.worker_query`) use
-`WorkerProcess`.
+supervisor of a run (`run.supervisor`), queries about a machine (`run.worker_query`) and the
+comparison of two functions (`run.callable_judge`) use `WorkerProcess`.
 """
 
 from __future__ import annotations
@@ -197,15 +197,8 @@ class WorkerProcess:
             PerfexpError: the worker cannot be ended.
         """
         for number in (signal.SIGTERM, signal.SIGKILL):
-            others = self._others()
-            targets: list[subprocess.Popen[bytes] | fork_server.ForkedProcess | psutil.Process] = [
-                self._process,
-                *others,
-            ]
-            for target in targets:
-                with suppress(psutil.Error, ProcessLookupError):
-                    target.send_signal(number)
-                    target.send_signal(signal.SIGCONT)  # a stopped process cannot end
+            # a stopped process cannot end
+            others = self.send_signals(number, signal.SIGCONT)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_GRACE_SECONDS)
             alive = psutil.wait_procs(others, timeout=_GRACE_SECONDS)[1]
@@ -219,6 +212,25 @@ class WorkerProcess:
                 "that is fixed."
             )
         return self._process.returncode or 0
+
+    def send_signals(self, *numbers: int) -> list[psutil.Process]:
+        """Send signals to the worker and to everything that it started.
+
+        The comparison of two functions stops one side while it measures the other.
+
+        Returns:
+            The processes other than the worker.
+        """
+        others = self._others()
+        targets: list[subprocess.Popen[bytes] | fork_server.ForkedProcess | psutil.Process] = [
+            self._process,
+            *others,
+        ]
+        for target in targets:
+            with suppress(psutil.Error, ProcessLookupError):
+                for number in numbers:
+                    target.send_signal(number)
+        return others
 
     def _read(self, limit: float | None, *, finished: bool) -> bytes | None:
         """Return new bytes from the pipe; None once the process has ended and everything was read.

@@ -13,26 +13,23 @@ import os
 import random
 import secrets
 import signal
-import socket
 import statistics
-import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from itertools import product
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from perfexp.comparison.document import Verdict
-from perfexp.errors import PerfexpError, UserError, did_you_mean
-from perfexp.host import fork_server
+from perfexp.errors import PerfexpError, UserError
 from perfexp.host.installation import python_command
+from perfexp.host.process import MessageError, SilenceError, WorkerProcess
 from perfexp.records import units
+from perfexp.run.worker_query import error_of
 from perfexp.statistics import sequential
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.ratios import LogRatio
@@ -60,7 +57,8 @@ _TAIL_SHARE, _TAIL_SECONDS = 0.2, 3e-5
 _CEILING_FACTOR = 4.0
 _WORDS = {Verdict.BETTER: "FASTER", Verdict.WORSE: "SLOWER"}
 
-Seconds = dict[str, list[float]]
+#: Answer of a side to a question, with its length by this process's clock as `elapsed`.
+_Answer = dict[str, Any]
 
 
 class CallableComparison(msgspec.Struct, kw_only=True, frozen=True):
@@ -120,75 +118,48 @@ class _Process:
     Args:
         name: `left` or `right`.
         arguments: its function, the maker of inputs, and a folder.
-
-    Attributes:
-        facts: what `Side.describe` returns.
     """
 
     def __init__(self, name: str, arguments: Sequence[str]) -> None:
         self.name = name
-        ours, theirs = socket.socketpair()
-        self._log = Path(arguments[2]) / f"{secrets.token_hex(8)}.log"
-        with theirs, self._log.open("wb") as log:
-            self._process = _started(arguments, log.fileno(), theirs.fileno())
-        self._connection = Connection(ours.detach())
-        self.facts: dict[str, Any] = {}
+        self._log = Path(arguments[-1]) / f"{secrets.token_hex(8)}.log"
+        questions = self._log.with_suffix(".questions")
+        os.mkfifo(questions)
+        self._questions = questions.open("r+b", buffering=0)
+        command = python_command(_SIDE, *arguments, str(questions))
+        self._process = WorkerProcess(command, self._log, imports=["torch", _SIDE])
+        self._answers = self._process.events(_SILENCE_SECONDS)
 
-    def ask(self, question: str, **given: Any) -> Any:
+    def ask(self, question: str, **given: Any) -> _Answer:
         """Return the answer to a question.
 
         Raises:
             UserError: a function does not exist.
-            _Refused: the callable failed or replaced functions.
+            _Refused: the callable failed.
         """
-        self._signal(signal.SIGCONT)
+        self._process.send_signals(signal.SIGCONT)
         begun = time.perf_counter()
+        self._questions.write(json.dumps([question, given]).encode() + b"\n")
         try:
-            self._connection.send_bytes(json.dumps([question, given]).encode())
-            if not self._connection.poll(_SILENCE_SECONDS):
-                raise _Refused(f"{self.name} did not return in {_SILENCE_SECONDS:.0f} s")
-            reply = json.loads(self._connection.recv_bytes())
-        except (EOFError, OSError) as error:
-            lines = self._log.read_text(errors="replace").splitlines()
+            answer = next(self._answers)
+        except StopIteration as error:
+            lines = self._log.read_text(errors="replace").splitlines()[1:]
             raise _Refused(f"{self.name} ended its process: {' '.join(lines[-1:])}") from error
-        seconds = time.perf_counter() - begun
-        self._signal(signal.SIGSTOP)
-        if reply.get("exit_code") == UserError.exit_code:
-            raise UserError(reply["error"])
-        if "error" in reply:
-            raise _Refused(f"{self.name}: {reply['error']}")
-        answer = reply["answer"]
-        if question == "calls":
-            if answer["changed"]:
-                raise _Refused(f"{self.name} replaces {', '.join(answer['changed'][:3])}")
-            answer["elapsed"] = seconds
+        except (SilenceError, MessageError) as error:
+            raise _Refused(f"{self.name} does not answer: {error}") from error
+        answer["elapsed"] = time.perf_counter() - begun
+        self._process.send_signals(signal.SIGSTOP)
+        if answer["event"] == "failed":
+            failure = error_of(answer)
+            if isinstance(failure, UserError):
+                raise failure
+            raise _Refused(f"{self.name}: {failure}")
         return answer
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the process and its descendants."""
-        self._signal(signal.SIGKILL)
-        self._process.wait(_SILENCE_SECONDS)
-        self._connection.close()
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError, psutil.NoSuchProcess):
-            os.killpg(self._process.pid, number)
-            # those in sessions of their own
-            for descendant in psutil.Process(self._process.pid).children(recursive=True):
-                descendant.send_signal(number)
-
-
-def _started(
-    arguments: Sequence[str], log: int, events: int
-) -> subprocess.Popen[bytes] | fork_server.ForkedProcess:
-    try:
-        return fork_server.fork(_SIDE, arguments, ["torch", _SIDE], log=log, events=events)
-    except fork_server.Unforkable:
-        own = [f"--events-fd={events}", f"--parent={os.getpid()}"]
-        command = python_command(_SIDE, *arguments, *own)
-        return subprocess.Popen(
-            command, stdout=log, stderr=log, pass_fds=[events], start_new_session=True
-        )
+        self._questions.close()
+        self._process.end()
 
 
 def compare_callables(
@@ -198,8 +169,7 @@ def compare_callables(
     *,
     margin: float = 0.01,
     max_seconds: float = 600.0,
-    rtol: float | None = None,
-    atol: float | None = None,
+    tolerance: float | None = None,
 ) -> CallableComparison:
     """Compare two functions of tensors: is the right one faster, and does it compute the same?
 
@@ -216,15 +186,14 @@ def compare_callables(
     Args:
         margin: largest relative difference that counts as the same.
         max_seconds: time after which no further pair of processes begins.
-        rtol: relative tolerance of outputs; by default it follows from the errors of the left side.
-        atol: absolute tolerance of outputs.
+        tolerance: largest relative error (L2) of outputs against the left side's; by default it
+            follows from the left side's own errors.
 
     Raises:
         UserError: a function does not exist.
     """
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
-        tolerances = {"rtol": rtol, "atol": atol}
-        judge = _Judge((left, right, make_inputs), folder, tolerances)
+        judge = _Judge((left, right, make_inputs), folder, tolerance)
         return judge.decide(margin, max_seconds)
 
 
@@ -234,36 +203,27 @@ class _Judge:
     Args:
         places: left side, right side, and maker of inputs, as the user names them.
         folder: empty folder for logs and stored results.
-        tolerances: `rtol` and `atol`.
+        tolerance: largest relative error of outputs; None for the default.
     """
 
     def __init__(
-        self,
-        places: tuple[str, str, str],
-        folder: str,
-        tolerances: Mapping[str, float | None],
+        self, places: tuple[str, str, str], folder: str, tolerance: float | None = None
     ) -> None:
-        self._places, self._tolerances = places, tolerances
-        left, right, maker = map(_resolved, places)
+        left, right, maker = self._places = places
+        self._tolerance = tolerance
         self._arguments = {"left": [left, maker, folder], "right": [right, maker, folder]}
         self._shapes, self._notes = range(0), list[str]()
-        #: Times of calls with new contents over times of the same calls repeated.
-        self._repeated: Seconds = {"left": [], "right": []}
-        #: The sides' times of each block, and the judge's time of the block without them.
-        self._timed: Seconds = {"left": [], "right": []}
-        self._untimed: Seconds = {"left": [], "right": []}
-        #: Medians of each block: a call's time, and the time of work after it.
-        self._medians: Seconds = {"left": [], "right": []}
-        self._tails: Seconds = {"left": [], "right": []}
+        #: The answers of both sides for each block of calls.
+        self._blocks: dict[str, list[_Answer]] = {"left": [], "right": []}
 
     def decide(self, margin: float, max_seconds: float) -> CallableComparison:
         """Measure pairs of processes until a verdict, a refusal or the time limit."""
         deadline = time.monotonic() + max_seconds
         pairs, reason = list[dict[str, float]](), None
         verdict, ratio = Verdict.UNDECIDED, None
-        with self._running("left") as referee:
-            self._referee = referee
-            self._shapes = range(referee.facts["shapes"])
+        with self._running("left") as self._referee:
+            facts = self._referee.ask("describe")
+            self._shapes = range(facts["shapes"])
             try:
                 while verdict is Verdict.UNDECIDED and len(pairs) < sequential.MOST:
                     if pairs and time.monotonic() > deadline:
@@ -281,7 +241,7 @@ class _Judge:
         return CallableComparison(
             left=self._places[0],
             right=self._places[1],
-            device=referee.facts["device"],
+            device=facts["device"],
             verdict=verdict,
             word=_WORDS.get(verdict, verdict.upper()),
             seconds=seconds,
@@ -296,28 +256,28 @@ class _Judge:
 
         It is the geometric mean over the shapes.
         """
-        medians: Seconds = {"left": [], "right": []}
+        medians: dict[str, list[float]] = {"left": [], "right": []}
         with self._running("left") as left, self._running("right") as right:
+            sides = [left, right]
             if is_first:
-                self._check_origins(left.facts, right.facts)
-                for side, shape in product((left, right), self._shapes):
+                self._check_origins(left.ask("describe"), right.ask("describe"))
+                for side, shape in product(sides, self._shapes):
                     self._calls(side, shape, _seeds(_CHECKED), check=True)
             for shape in self._shapes:
-                seconds = self._blocks([left, right], shape)
-                for name, samples in seconds.items():
-                    medians[name].append(statistics.median(samples))
+                self._measure(sides, shape)
+                for name, blocks in self._blocks.items():
+                    medians[name].append(statistics.median(_pooled(blocks[-_BLOCKS:], "new")))
                 if is_first:
-                    ceiling_seconds = left.ask("ceiling", shape=shape) / _CEILING_FACTOR
-                    _check_ceiling(ceiling_seconds, medians["left"][-1], medians["right"][-1])
+                    least_seconds = left.ask("ceiling", shape=shape)["seconds"] / _CEILING_FACTOR
+                    _check_ceiling(least_seconds, medians["left"][-1], medians["right"][-1])
         self._check_repeated()
         return {name: statistics.geometric_mean(each) for name, each in medians.items()}
 
-    def _blocks(self, sides: list[_Process], shape: int) -> Seconds:
-        """Return the times of calls by side, in blocks in random order.
+    def _measure(self, sides: list[_Process], shape: int) -> None:
+        """Measure the sides in blocks in random order.
 
         All inputs are new, and each is made a second time for a call that shows a cache.
         """
-        seconds: Seconds = {"left": [], "right": []}
         counts = [float(_MOST_INPUTS)]
         for side in sides:
             for _ in range(2):  # the first calls may compile
@@ -325,46 +285,45 @@ class _Judge:
             counts.append(_BLOCK_SECONDS / warm["elapsed"] * _WARM_CALLS / 2)
         for _ in range(_BLOCKS):
             seeds = _seeds(max(_LEAST_INPUTS, int(min(counts))))
-            random.shuffle(sides)
-            for side in sides:
-                # the first call finds cold caches
-                twice = [seeds[0], *(seed for seed in seeds[1:] for _ in range(2))]
-                answer = self._calls(side, shape, twice)
-                new, again = answer["seconds"][1::2], answer["seconds"][2::2]
-                seconds[side.name] += new
-                self._repeated[side.name] += map(operator.truediv, new, again)
-                self._timed[side.name].append(sum(answer["seconds"]))
-                self._medians[side.name].append(statistics.median(answer["seconds"]))
-                self._tails[side.name].append(statistics.median(answer["tails"]))
-                untimed_seconds = answer["elapsed"] - sum(answer["seconds"])
-                self._untimed[side.name].append(untimed_seconds)
-        return seconds
+            # the first call finds cold caches
+            twice = [seeds[0], *(seed for seed in seeds[1:] for _ in range(2))]
+            for side in random.sample(sides, 2):
+                block = self._calls(side, shape, twice)
+                block["new"], block["again"] = block["seconds"][1::2], block["seconds"][2::2]
+                self._blocks[side.name].append(block)
 
     def _calls(
         self, side: _Process, shape: int, seeds: Sequence[int], *, check: bool = False
-    ) -> Any:
+    ) -> _Answer:
         """Let a side make calls, and have the stored results verified."""
         answer = side.ask("calls", seeds=seeds, shape=shape, check=check)
-        stored = answer["stored"]
-        reason = self._referee.ask("verify", stored=stored, shape=shape, **self._tolerances)
+        if answer["changed"]:
+            raise _Refused(f"{side.name} replaces {', '.join(answer['changed'][:3])}")
+        reason = self._referee.ask(
+            "verify", stored=answer["stored"], shape=shape, tolerance=self._tolerance
+        )["reason"]
         if reason:
             hint = "; make(seed) or the function depends on more than the seed"
             raise _Refused(f"{side.name}: {reason}{hint if side.name == 'left' else ''}")
         return answer
 
-    def _check_origins(self, left: Mapping[str, Any], right: Mapping[str, Any]) -> None:
+    def _check_origins(self, left: _Answer, right: _Answer) -> None:
         """Note or refuse that the right side is made of the left one."""
-        left_place, right_place = (self._arguments[name][0] for name in ("left", "right"))
-        if left_place == right_place:
+        file = Path(self._places[0].rpartition(":")[0])
+        if self._places[0] == self._places[1]:
             self._notes.append("both sides are the same function")
         elif left["origin"] == right["origin"]:
             raise _Refused("right is the left side's function under another name")
-        elif (file := left_place.rpartition(":")[0]) in right["files"]:
-            self._notes.append(f"right imports {Path(file).name}, the left side's file")
+        elif str(file.resolve()) in right["files"]:
+            self._notes.append(f"right imports {file.name}, the left side's file")
 
     def _check_repeated(self) -> None:
         """Refuse a right side that is faster if contents are repeated, unless the left is, too."""
-        left, right = (statistics.quantiles(each)[0] for each in self._repeated.values())
+        quartiles = []
+        for blocks in self._blocks.values():
+            ratios = map(operator.truediv, _pooled(blocks, "new"), _pooled(blocks, "again"))
+            quartiles.append(statistics.quantiles(ratios)[0])
+        left, right = quartiles
         if right > max(_CACHE_FACTOR, _CACHE_FACTOR * left):
             raise _Refused(
                 f"right caches results: new contents take {right:.1f} times as long as repeated"
@@ -375,29 +334,25 @@ class _Judge:
 
         Around the calls of the latter, the judge's clock shows more time than around the left's.
         """
-        left_tail, right_tail = map(statistics.median, self._tails.values())
-        call_seconds = statistics.median(self._medians["right"])
-        usual_tail = _TAIL_SHARE * call_seconds + _TAIL_SECONDS + 2 * max(0.0, left_tail)
-        if right_tail > usual_tail:
+        left, right = self._blocks.values()
+        left_tail, right_tail, call_seconds = (
+            statistics.median(_pooled(*where))
+            for where in ((left, "tails"), (right, "tails"), (right, "seconds"))
+        )
+        if right_tail > _TAIL_SHARE * call_seconds + _TAIL_SECONDS + 2 * max(0.0, left_tail):
             raise _Refused("right works after it has returned")
         unexplained = 0
-        for timed, untimed, usual in zip(
-            self._timed["right"], self._untimed["right"], self._untimed["left"], strict=True
-        ):
-            unexplained += untimed - usual > _TIMED_SHARE * timed + _UNTIMED_SHARE * usual
-        if unexplained > _UNEXPLAINED_SHARE * len(self._timed["right"]):
+        for one, other in zip(left, right, strict=True):
+            usual, timed = one["elapsed"] - sum(one["seconds"]), sum(other["seconds"])
+            limit = (1 + _TIMED_SHARE) * timed + (1 + _UNTIMED_SHARE) * usual
+            unexplained += other["elapsed"] > limit
+        if unexplained > _UNEXPLAINED_SHARE * len(right):
             raise _Refused(
                 "right takes longer by the judge's clock than by its own: it changes times"
             )
 
-    @contextmanager
-    def _running(self, name: str) -> Iterator[_Process]:
-        process = _Process(name, self._arguments[name])
-        try:
-            process.facts = process.ask("describe")
-            yield process
-        finally:
-            process.end()
+    def _running(self, name: str) -> closing[_Process]:
+        return closing(_Process(name, self._arguments[name]))
 
 
 def _judged(pairs: Sequence[Mapping[str, float]], margin: float) -> tuple[Verdict, Interval]:
@@ -431,19 +386,5 @@ def _seeds(count: int) -> list[int]:
     return [secrets.randbelow(2**31) for _ in range(count)]
 
 
-def _resolved(place: str) -> str:
-    """Return a function's place with the whole path of its file.
-
-    Raises:
-        UserError: the text is not a place, or there is no such file.
-    """
-    where, colon, name = place.rpartition(":")
-    if not (colon and where and name.isidentifier()):
-        raise UserError(f"'{place}' does not name a function; write FILE.py:NAME or MODULE:NAME.")
-    if not where.endswith(".py"):
-        return place
-    file = Path(where).resolve()
-    if not file.is_file():
-        known = [one.name for one in file.parent.glob("*.py")]
-        raise UserError(f"{where} not found. {did_you_mean(file.name, known)}".rstrip())
-    return f"{file}:{name}"
+def _pooled(blocks: Sequence[_Answer], name: str) -> list[float]:
+    return [value for block in blocks for value in block[name]]

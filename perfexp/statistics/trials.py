@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from perfexp.statistics.distributions import ALPHA, binomial_quantile
-from perfexp.statistics.estimators import Interval, samples_needed, windows_half_width
+from perfexp.statistics.distributions import ALPHA
+from perfexp.statistics.estimators import Interval, percentile_interval, windows_half_width
 
 
 def median_time(reached: Sequence[float], trials: int) -> Interval | None:
@@ -24,15 +24,13 @@ def median_time(reached: Sequence[float], trials: int) -> Interval | None:
         an interval; without ends for fewer than 6 trials, or if the upper end is infinite. None if
         the median is infinite.
     """
-    times = [*sorted(reached), *[math.inf] * (trials - len(reached))]
-    value, low, high = statistics.median(times), None, None
-    if math.isinf(value):
+    if 2 * len(reached) <= trials:
         return None
-    if trials >= samples_needed(50):
-        rank = binomial_quantile(ALPHA / 2, trials, 0.5)
-        if math.isfinite(times[trials - rank]):
-            low, high = times[rank - 1], times[trials - rank]
-    return Interval(value=value, low=low, high=high)
+    times = [*reached, *[math.inf] * (trials - len(reached))]
+    median = percentile_interval(times, 50, tau=1.0)
+    if median.high == math.inf:
+        return Interval(value=median.value, low=None, high=None)
+    return median
 
 
 def share(successes: int, trials: int) -> Interval:

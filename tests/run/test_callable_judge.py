@@ -83,7 +83,7 @@ def fn(x, w):
     threading.Thread(target=work).start()
     return out
 """,
-        "completed after it has returned",
+        "work after the return",
     ),
     "lazy": (
         """
@@ -190,6 +190,29 @@ def fn(x, w):
     assert "caches results" in compare(code).reason
 
 
+def test_arguments_that_are_no_tensors_and_equal_decorators_pass(here):
+    (here / "scaled.py").write_text(
+        """
+import torch
+
+def make(seed):
+    return torch.randn(64, 64), seed % 7
+
+@torch.inference_mode()
+def left(x, number):
+    return {"a": x * number, "b": number}
+
+@torch.inference_mode()
+def right(x, number):
+    return {"b": number, "a": number * x}
+"""
+    )
+    places = (f"scaled.py:{name}" for name in ("left", "right", "make"))
+    compared = compare_callables(*places, max_seconds=0)
+    assert compared.reason is None
+    assert compared.pairs == 1
+
+
 def test_every_shape_of_the_maker_is_checked(here):
     maker = (
         "shapes = [8, 9]\ndef make(seed, shape):\n    import torch\n    return torch.randn(shape)"
@@ -206,7 +229,7 @@ def test_a_typed_tolerance_replaces_the_errors_of_the_left_side(here):
     (here / "new.py").write_text("import old\ndef fn(x, w): return old.fn(x, w) * 1.001")
     places = "old.py:fn", "new.py:fn", "inputs.py:make"
     assert "relative error" in compare_callables(*places, max_seconds=0).reason
-    compared = compare_callables(*places, max_seconds=0, rtol=0.01)
+    compared = compare_callables(*places, max_seconds=0, tolerance=0.01)
     assert compared.reason is None
     assert compared.notes == ("right imports old.py, the left side's file",)
 
@@ -232,12 +255,15 @@ def _verdict(shuffler, ratio, scatter):
 @pytest.fixture
 def judged(here):
     """A judge with six blocks of each side: 10 calls of 10 ms each on the left, of 5 ms on the right."""
-    judge = callable_judge._Judge(("old.py:fn", "old.py:fn", "inputs.py:make"), str(here), {})
+    judge = callable_judge._Judge(("old.py:fn", "old.py:fn", "inputs.py:make"), str(here))
     for side, call_seconds in (("left", 0.01), ("right", 0.005)):
-        judge._medians[side] = [call_seconds] * 6
-        judge._timed[side] = [10 * call_seconds] * 6
-        judge._untimed[side] = [0.02, 0.021, 0.02, 0.019, 0.05, 0.02]
-        judge._tails[side] = [1e-4] * 6
+        for untimed_seconds in (0.02, 0.021, 0.02, 0.019, 0.05, 0.02):
+            block = {
+                "seconds": [call_seconds] * 10,
+                "tails": [1e-4] * 10,
+                "elapsed": 10 * call_seconds + untimed_seconds,
+            }
+            judge._blocks[side].append(block)
     return judge
 
 
@@ -246,14 +272,16 @@ def test_a_faster_side_with_as_much_time_around_calls_passes(judged):
 
 
 def test_a_faster_side_whose_clock_hides_time_is_refused(judged):
-    judged._untimed["right"] = [seconds + 0.02 for seconds in judged._untimed["right"]]
+    for block in judged._blocks["right"]:
+        block["elapsed"] += 0.02
 
     with pytest.raises(callable_judge._Refused, match="changes times"):
         judged._check_times()
 
 
 def test_a_faster_side_whose_outputs_come_late_is_refused(judged):
-    judged._tails["right"] = [0.005] * 6
+    for block in judged._blocks["right"]:
+        block["tails"] = [0.005] * 10
 
     with pytest.raises(callable_judge._Refused, match="works after it has returned"):
         judged._check_times()
