@@ -43,14 +43,14 @@ class _Planned(Support):
 
     engines: Mapping[tuple[tuple[int, ...], str], Mapping[str, str]]
 
-    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+    def candidate(self, pass_type: Pass, problem: Problem) -> PassChoice:
         """Return the plan's engine for one pass, or torch's own if it is missing or impossible."""
         dtype = str(problem.dtype).removeprefix("torch.")
-        engine = self.engines.get((problem.shape, dtype), {}).get(which)
+        engine = self.engines.get((problem.shape, dtype), {}).get(pass_type)
         if engine is None:
             return PassChoice()
         try:
-            check_engine(problem, which, engine)
+            check_engine(problem, pass_type, engine)
         except (CudnnError, KeyError, ValueError):  # a file may contain anything
             return PassChoice()
         return PassChoice(engine=engine)

@@ -286,7 +286,9 @@ class FastestBackend(Races):
             if problem.device.type == "cuda":
                 torch.cuda.empty_cache()  # the losers' workspaces
         first, *others = problem.passes
-        rest = {which: PassChoice(engine=winner) for which in others}  # the times cover all passes
+        rest = {
+            pass_type: PassChoice(engine=winner) for pass_type in others
+        }  # the times cover all passes
         return {first: PassChoice(engine=winner, **facts), **rest}
 
 
@@ -303,7 +305,7 @@ def _exact_runner(
     return _runner(small, name, [tensor[(slice(1),) * (tensor.ndim - 2)] for tensor in tensors])
 
 
-def _check(problem: AttentionProblem, which: Pass, engine: str) -> None:
+def _check(problem: AttentionProblem, pass_type: Pass, engine: str) -> None:
     """Raise `ValueError` if a cached winner cannot compute the problem any more."""
     if engine not in BACKENDS or why_not(engine, problem):
         raise ValueError(engine)
@@ -530,8 +532,8 @@ class AttentionBackends:
             if leaves_to_torch:
                 self._remove()
         if len(between) == len(marks):
-            for (problem, which), kernels in zip(marks, between, strict=True):
-                self._rows[problem].seen.add(which, kernels)
+            for (problem, pass_type), kernels in zip(marks, between, strict=True):
+                self._rows[problem].seen.add(pass_type, kernels)
         for row in self._rows.values():
             row.seen.everything = everything
         return True
@@ -645,8 +647,8 @@ class AttentionBackends:
         """
         calls = max(1, row.calls)
         passes = []
-        for which, choice in row.choices.items():
-            report = choice.report(which, calls * problem.flops[which])
+        for pass_type, choice in row.choices.items():
+            report = choice.report(pass_type, calls * problem.flops[pass_type])
             if report.status is LayerStatus.ok:
                 report = replace(report, status=LayerStatus.requested)
             passes.append(row.seen.proven(report))

@@ -62,9 +62,9 @@ class Seen:
     kernels: dict[Pass, list[str]] = field(default_factory=dict)
     everything: Sequence[str] | None = None
 
-    def add(self, which: Pass, kernels: Sequence[str]) -> None:
+    def add(self, pass_type: Pass, kernels: Sequence[str]) -> None:
         """Add the kernels of one attention call."""
-        self.kernels.setdefault(which, []).extend(kernels)
+        self.kernels.setdefault(pass_type, []).extend(kernels)
 
     def proven(self, report: PassReport) -> PassReport:
         """Return a pass report with the observed kernels and a verdict on them.

@@ -112,7 +112,7 @@ class Families(msgspec.Struct, frozen=True):
     cudnn: int
     counts: dict[str, dict[str, Counts]]
 
-    def likely(self, which: Pass, kernels: Iterable[str]) -> list[str]:
+    def likely(self, pass_type: Pass, kernels: Iterable[str]) -> list[str]:
         """Return algorithms that a call's kernels can belong to, the likeliest first.
 
         The list is empty if no kernel computes a convolution.
@@ -121,10 +121,10 @@ class Families(msgspec.Struct, frozen=True):
         named = {algorithm for word, algorithm in _WORDS.items() for name in seen if word in name}
         if named:  # a kernel that names its algorithm decides alone
             return sorted(named)
-        algorithms = self.counts.get(which.value, {})
+        algorithms = self.counts.get(pass_type.value, {})
         names = {
             name
-            for name in self._counted(which)
+            for name in self._counted(pass_type)
             if not _names_algorithm(name) and not _AUXILIARY.search(name)
         }
         if not seen & names:
@@ -137,18 +137,18 @@ class Families(msgspec.Struct, frozen=True):
         likely = [algorithm for algorithm, score in scores.items() if score > least]
         return sorted(likely, key=lambda algorithm: -scores[algorithm])
 
-    def unknown(self, which: Pass, kernels: Iterable[str]) -> list[str]:
+    def unknown(self, pass_type: Pass, kernels: Iterable[str]) -> list[str]:
         """Return bare names that no algorithm's calls had and that name no algorithm.
 
         PyTorch's own kernels are left out.
         """
-        counted = self._counted(which)
+        counted = self._counted(pass_type)
         names = dict.fromkeys(bare(kernel) for kernel in of_cudnn(kernels))
         return [name for name in names if name not in counted and not _names_algorithm(name)]
 
-    def _counted(self, which: Pass) -> set[str]:
+    def _counted(self, pass_type: Pass) -> set[str]:
         """Return all bare names that any algorithm's calls had in this pass."""
-        counts = self.counts.get(which.value, {}).values()
+        counts = self.counts.get(pass_type.value, {}).values()
         return {name for of_algorithm in counts for name in of_algorithm.kernels}
 
 

@@ -85,8 +85,10 @@ class Forced:
         _check_settings(self.name, self.backend, workspace_bytes, max_error)
         named = {Pass.backward_data: backward_data, Pass.backward_filter: backward_filter}
         self._backward = {
-            which: canonical(algorithm, list(CODES[which]), f"{which} algorithm of cuDNN's")
-            for which, algorithm in named.items()
+            pass_type: canonical(
+                algorithm, list(CODES[pass_type]), f"{pass_type} algorithm of cuDNN's"
+            )
+            for pass_type, algorithm in named.items()
             if algorithm is not None
         }
         self._workspace_bytes, self._max_error = workspace_bytes, max_error

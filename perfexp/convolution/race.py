@@ -358,8 +358,8 @@ class Races:
             if not any(winner.not_cached for winner in winners.values()):
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 entry = {
-                    which.value: {**asdict(winner), "kept_since": now}
-                    for which, winner in winners.items()
+                    pass_type.value: {**asdict(winner), "kept_since": now}
+                    for pass_type, winner in winners.items()
                 }
                 self.choices.add(key, entry)
         self._winners[key] = winners
@@ -381,11 +381,11 @@ class Races:
         if not entry:
             return None
         try:
-            winners = {which: PassChoice(**entry[which.value]) for which in passes}
-            for which, choice in winners.items():
+            winners = {pass_type: PassChoice(**entry[pass_type.value]) for pass_type in passes}
+            for pass_type, choice in winners.items():
                 if choice.kept_since is None:
                     raise ValueError("cached by an earlier version, without a date")
-                check(which, choice.engine)
+                check(pass_type, choice.engine)
         except (KeyError, TypeError, ValueError, CudnnError):
             return None
         return winners

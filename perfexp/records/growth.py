@@ -242,8 +242,8 @@ def _falling(group: Sequence[Row]) -> dict[Key, Odd]:
         counts[others] -= 1
         counts[odd] = 0
         row, other = group[odd], group[others[np.abs(others - odd).argmin()]]
-        which = "larger" if other.key.pixels > row.key.pixels else "smaller"
-        reference = f"the {which} size {other.key.size_label}, beyond both intervals"
+        size_relation = "larger" if other.key.pixels > row.key.pixels else "smaller"
+        reference = f"the {size_relation} size {other.key.size_label}, beyond both intervals"
         removed[row.key] = Odd(
             ratio=float(medians[odd]) / _median(other).value, reference=reference, other=other.key
         )

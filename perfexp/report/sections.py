@@ -254,8 +254,10 @@ def _rooflines(record: Record) -> Iterator[Section]:
         return
     for roofline in rooflines:
         most = roofline.parts[:_MOST_LAYERS]
-        which = f"the top {len(most)} of {len(roofline.parts)} rows; perfexp roofline DIR draws all"
-        grid = roofline_table.grid(roofline, [roofline.total, *most], [which, *roofline.notes])
+        selection = (
+            f"the top {len(most)} of {len(roofline.parts)} rows; perfexp roofline DIR draws all"
+        )
+        grid = roofline_table.grid(roofline, [roofline.total, *most], [selection, *roofline.notes])
         yield Section(f"layers and the ceilings of the device: {roofline.title}", grid)
 
 

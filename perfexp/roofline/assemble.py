@@ -455,8 +455,8 @@ def _label(line: Mapping[str, Any]) -> str:
     For example `layer1.0.conv1` or `layer1.0.conv1 (backward)`. Device time outside of
     modules has no pass.
     """
-    name, which = name_of(line), pass_of(line)
+    name, pass_name = name_of(line), pass_of(line)
     is_in_module = isinstance(line["key"], Mapping)
-    if is_in_module and which not in ("forward", name):
-        return f"{name} ({which})"
+    if is_in_module and pass_name not in ("forward", name):
+        return f"{name} ({pass_name})"
     return name

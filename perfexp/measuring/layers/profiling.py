@@ -408,12 +408,18 @@ class Stamps:
         if mark.scope is Scope.phase:
             return key_outside_modules(mark.kind)
         outer = self._row
-        which = Pass.backward if outer.which is Pass.backward else Pass.forward
+        pass_type = Pass.backward if outer.which is Pass.backward else Pass.forward
         if mark.scope is Scope.operation:
             return Key(
-                path=outer.path, call=outer.call, operation=mark.number, kind=mark.kind, which=which
+                path=outer.path,
+                call=outer.call,
+                operation=mark.number,
+                kind=mark.kind,
+                which=pass_type,
             )
-        return Key(path=mark.path, call=mark.number, operation=None, kind=mark.kind, which=which)
+        return Key(
+            path=mark.path, call=mark.number, operation=None, kind=mark.kind, which=pass_type
+        )
 
     def _note_row(self) -> None:
         """Remember that autograd nodes made from now on belong to the current row."""

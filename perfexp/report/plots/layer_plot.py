@@ -166,15 +166,15 @@ def _kinds(
     most = 0.0
     for position, (kind, of_kind) in enumerate(kinds.items()):
         left, parts = 0.0, list[str]()
-        for number, (which, seconds) in enumerate(of_kind.items()):
+        for number, (pass_name, seconds) in enumerate(of_kind.items()):
             alpha = _OPACITIES[min(number, len(_OPACITIES) - 1)]
             look = {"height": 0.7, "color": colors.get(kind, GREY), "alpha": alpha}
-            look |= title_of(kind, which, measure.text(seconds))
+            look |= title_of(kind, pass_name, measure.text(seconds))
             length = seconds * measure.factor
             axes.barh(position, length, left=left, **look)
             left += length
             if seconds > 0:
-                parts.append(f"{which} {measure.brief(seconds)}")
+                parts.append(f"{pass_name} {measure.brief(seconds)}")
         text = measure.text(sum(of_kind.values()))
         if has_passes:
             text += f"  ({', '.join(parts)})"

@@ -235,16 +235,18 @@ def _stretches(parts: Sequence[_Part], depth: int, *, is_below: bool) -> list[St
         is_below: whether a row above shows the names before the last.
     """
     row = []
-    for (which, beginning), group in groupby(
+    for (pass_name, beginning), group in groupby(
         parts, key=lambda part: (part.which, _beginning(part, depth))
     ):
         members = list(group)
-        name = label = one_line(beginning or which)
+        name = label = one_line(beginning or pass_name)
         if is_below:
             label = name.rpartition(".")[2]
         seconds = sum(part.gap + part.seconds for part in members)
         row.append(
-            Stretch(name=name, label=label, which=which, start=members[0].start, seconds=seconds)
+            Stretch(
+                name=name, label=label, which=pass_name, start=members[0].start, seconds=seconds
+            )
         )
     return row
 

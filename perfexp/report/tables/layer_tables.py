@@ -218,8 +218,8 @@ def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Map
     """
     passes: dict[tuple[str | None, str | None], list[Mapping[str, Any]]] = defaultdict(list)
     for layer, one_pass in races.passes(timed) if timed else ():
-        which = "forward" if one_pass["which"] == "forward" else "backward"
-        passes[layer["name"], which].append(one_pass)
+        direction = "forward" if one_pass["which"] == "forward" else "backward"
+        passes[layer["name"], direction].append(one_pass)
     return passes
 
 
