@@ -117,9 +117,9 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         application.is_dry, application.overwrites = DRY_RUN in arguments, OVERWRITE in arguments
         application.is_verbose = any(flag in arguments for flag in VERBOSE)
         application.print_json(JSON in arguments)
-        own = (DRY_RUN, OVERWRITE, JSON, *VERBOSE)
+        flags = (DRY_RUN, OVERWRITE, JSON, *VERBOSE)
         arguments = [
-            text for text in arguments if text not in own and text.partition("=")[0] != MAX_JOBS
+            text for text in arguments if text not in flags and text.partition("=")[0] != MAX_JOBS
         ]
         refuse_words(arguments)
         if application.overwrites and any(text.startswith("resume=") for text in arguments):
@@ -414,8 +414,8 @@ class _Application:
         if sweep_run is None:
             name = naming.run_name(parts, {})
             folder = self._free(plan, plain, naming.run_folder(plan))
-            for own in (folder, folder.parent) if plan.output_dir is None else ():
-                refuse_link(own)
+            for candidate in (folder, folder.parent) if plan.output_dir is None else ():
+                refuse_link(candidate)
             return Assignment(
                 plan=plan, plain=plain, folder=folder, name=name, overwrites=self.overwrites
             )
@@ -423,8 +423,8 @@ class _Application:
         folder = self._free(
             plan, plain, naming.child_folder(plan, sweep_run.paths.root, number, axes)
         )
-        for own in (folder, folder.parent) if plan.stage else (folder,):
-            refuse_link(own)
+        for candidate in (folder, folder.parent) if plan.stage else (folder,):
+            refuse_link(candidate)
         return Assignment(
             plan=plan,
             plain=plain,
@@ -559,7 +559,7 @@ def _objective(record: Record, direction: Any) -> float | list[float]:
     """
     if not isinstance(direction, Sequence) or isinstance(direction, str):
         return _figure(record, is_rate=str(direction).endswith("maximize"))
-    return [_figure(record, is_rate=str(one).endswith("maximize")) for one in direction]
+    return [_figure(record, is_rate=str(goal).endswith("maximize")) for goal in direction]
 
 
 def _figure(record: Record, *, is_rate: bool) -> float:

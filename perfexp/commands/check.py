@@ -203,8 +203,8 @@ def _refuse_default_precision(baseline: Side, new: Side) -> None:
 
     The precision was probably forgotten.
     """
-    before = {one.key.precision for one in baseline.measurements}
-    now = {one.key.precision for one in new.measurements}
+    before = {measurement.key.precision for measurement in baseline.measurements}
+    now = {measurement.key.precision for measurement in new.measurements}
     if now == {USUAL_PRECISION} and len(before) == 1 and before != now:
         named = f"precision={before.pop()}"
         raise UserError(
@@ -235,9 +235,9 @@ def _failed(compared: Comparison, reasons: Collection[str]) -> Iterator[str]:
             yield from map(_line, with_verdict(compared.pairs, verdict))
     if FailureReason.missing in reasons:
         baseline, new = compared.sides
-        for one in compared.alone:
-            if one.side == baseline.name:
-                yield f"MISSING {comparison_table.alone_of(one)}"
+        for missing in compared.alone:
+            if missing.side == baseline.name:
+                yield f"MISSING {comparison_table.alone_of(missing)}"
         yield from map("MISSING {}".format, new.missing)
 
 
@@ -359,16 +359,16 @@ def baseline(
     """
     root = folder or named_baselines.default_folder()
     if action is Action.list:
-        known = list(map(_facts, named_baselines.find(root)))
+        baselines = list(map(_facts, named_baselines.find(root)))
         part: Section | str = f"no baselines in {root}"
-        if known:
+        if baselines:
             rows = []
-            for facts in known:
+            for facts in baselines:
                 row = dict(facts)
                 row["first run"] = row.pop("first_run")
                 rows.append(row)
             part = Section(str(root), Grid.of_rows(rows))
-        emit({"folder": root, "baselines": known}, [part], as_json=as_json)
+        emit({"folder": root, "baselines": baselines}, [part], as_json=as_json)
     elif name is None or (source is None) is (action is Action.add):
         raise UserError("Give perfexp baseline add NAME DIR, list, show NAME, or rm NAME.")
     elif source is not None:

@@ -58,8 +58,8 @@ def check(
         if config_dir is None and "--config-dir" in stored:
             config_dir = Path(stored["--config-dir"])
     site = cluster_of(cluster, config_dir)
-    found = sites.offers(site, options("gpu", config_dir))
-    if not found:
+    offers = sites.offers(site, options("gpu", config_dir))
+    if not offers:
         types = ", ".join(sorted(sites.gpu_types(slurm.nodes()))) or "none"
         raise UserError(
             f"cluster={cluster}: no node has GRES gpu:KIND for a kind in conf/gpu "
@@ -67,7 +67,7 @@ def check(
         )
     rows = []
     missing = []
-    for offer in found:
+    for offer in offers:
         nodes = {use: str(offer.nodes[use]) for use in sites.USES}
         rows.append({"gpu": offer.kind, **nodes, "requests": " ".join(offer.requests)})
         if not offer.nodes["idle"] + offer.nodes["busy"]:
@@ -77,7 +77,7 @@ def check(
     )
     failed = bool(missing)
     if job:
-        first = next((offer for offer in found if offer.nodes["idle"]), found[0])
+        first = next((offer for offer in offers if offer.nodes["idle"]), offers[0])
         kind = gpu or first.kind
         try:
             echo(f"job      gpu={kind}: {sites.try_node(site, kind, seconds=seconds)}")

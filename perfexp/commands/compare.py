@@ -87,7 +87,7 @@ def _log(compared: Comparison, loaded: list[Side], output: Path | None, uri: str
 
     records = []
     for side in loaded:
-        by_id = {id(one.record): one.record for one in side.measurements}
+        by_id = {id(measurement.record): measurement.record for measurement in side.measurements}
         records.append(list(by_id.values()))
     with tempfile.TemporaryDirectory(prefix="perfexp-") as temporary:
         folder = output or Path(temporary)

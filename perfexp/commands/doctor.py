@@ -138,14 +138,14 @@ def _spread_here(facts: Facts, choice: Choice) -> dict[str, Any]:
     if chosen.device:
         kind, device = "cuda", str(chosen.device["uuid"])
     driver = (devices.board_of(facts, chosen) or {"facts": {}})["facts"].get("driver")
-    known = machine_priors.known(machine_priors.cache_of(facts["machine"], device, driver), kind)
+    spreads = machine_priors.known(machine_priors.cache_of(facts["machine"], device, driver), kind)
     before = priors.of_kind(kind)
     return {
         name: {
-            "spread": math.expm1(math.sqrt(one.variance)),
-            "measurements": one.cells - before[name].cells,
+            "spread": math.expm1(math.sqrt(class_prior.variance)),
+            "measurements": class_prior.cells - before[name].cells,
         }
-        for name, one in known.items()
+        for name, class_prior in spreads.items()
     }
 
 

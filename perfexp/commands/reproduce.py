@@ -213,13 +213,13 @@ def _settle(
     """
     given = given_keys(overrides, {"processes": "--processes", "resume": "the folder"})
     processes = processes or _default_processes(record)
-    found = []
+    batch_overrides = []
     if "batch_size" not in given:
-        found = _found_batches(record, given)
+        batch_overrides = _found_batches(record, given)
     flags = []
     if config_dir is not None:
         flags = [f"{CONFIG_DIR[0]}={config_dir}"]
-    typed = [*flags, *overrides, *found]
+    typed = [*flags, *overrides, *batch_overrides]
     if processes is not None:
         typed.append(f"processes={processes}")
     begun = _begun(record, place)
@@ -236,7 +236,9 @@ def _settle(
     if folder.resolve() == folder_of(place).resolve():
         raise UserError(f"output_dir={folder} is the record's own folder; choose another.")
     named = (Path(text.partition("=")[2]) for text in elsewhere)
-    differing = {key_of(text) for text in [*overrides, *found] if text not in record.command}
+    differing = {
+        key_of(text) for text in [*overrides, *batch_overrides] if text not in record.command
+    }
     again = _Repetition(
         arguments=(*elsewhere, "hydra.mode=RUN", f"output_dir={quoted(str(folder))}"),
         folder=folder,
@@ -282,9 +284,13 @@ def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
     overrides = []
     for phase in TIMED:  # names of a record may not choose keys
         key = f"mode.{phase}.batch_size"
-        own = fact_at(record.plan, key)
+        phase_batch = fact_at(record.plan, key)
         is_measured = fact_at(record.plan, f"mode.{phase}") is not None
-        if not is_measured or key in given or not seeks_batch(shared if own is None else own):
+        if (
+            not is_measured
+            or key in given
+            or not seeks_batch(shared if phase_batch is None else phase_batch)
+        ):
             continue
         points = [point.key for point in record.points if point.key.phase == phase]
         if len({key.input_size for key in points}) > 1:
@@ -329,8 +335,8 @@ def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproductio
         now = {"cpu": now["cpu"], "device": now["device"]}
     here = msgspec.structs.replace(record, environment=now)
     differing = comparability.differences(record, here, settings.allowed)
-    for one in differing:
-        echo(f"differs here: {one.key} {one.baseline} → {one.other}")
+    for difference in differing:
+        echo(f"differs here: {difference.key} {difference.baseline} → {difference.other}")
     return reproduction.not_comparable(differing)
 
 
@@ -351,16 +357,21 @@ def _device(record: Record) -> dict[str, Any]:
         except Exception as error:  # only a missing library shows that no board is here
             is_absent = type(error).__name__ == "NVMLError_LibraryNotFound"
     # the same board, otherwise the same product, otherwise any
-    own = max(
+    board_here = max(
         boards,
-        key=lambda one: (one["name"] == name, (one["name"], one["uuid"]) == (name, uuid)),
+        key=lambda board: (board["name"] == name, (board["name"], board["uuid"]) == (name, uuid)),
         default=None,
     )
-    if own is None and is_absent:
+    if board_here is None and is_absent:
         return {"kind": "cpu", "name": processor_name()}
-    if not own:
+    if not board_here:
         return {}
-    return {"kind": "cuda", "name": own["name"], "uuid": own["uuid"], **own["facts"]}
+    return {
+        "kind": "cuda",
+        "name": board_here["name"],
+        "uuid": board_here["uuid"],
+        **board_here["facts"],
+    }
 
 
 def _measure(again: _Repetition, image: str | None, engine: str | None, *, dry_run: bool) -> int:

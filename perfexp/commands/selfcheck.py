@@ -76,17 +76,21 @@ def selfcheck(
     if code > 1:  # usage errors and interrupts
         raise typer.Exit(code)
     record = Record.load(folder)
-    known = selfcheck_summary.spreads(rows(record))
-    if not known:
+    spreads = selfcheck_summary.spreads(rows(record))
+    if not spreads:
         raise UserError(
             f"No two processes in {folder} have the same point; its report shows why (perfexp "
             "show)."
         )
-    sentence = selfcheck_summary.sentence(known)
+    sentence = selfcheck_summary.sentence(spreads)
     title = f"selfcheck: {processes} processes of {record.name}"
     emit(
-        {"folder": folder, "sentence": sentence, "spreads": [one.to_builtins() for one in known]},
-        [Section(title, selfcheck_summary.grid(known)), sentence],
+        {
+            "folder": folder,
+            "sentence": sentence,
+            "spreads": [spread.to_builtins() for spread in spreads],
+        },
+        [Section(title, selfcheck_summary.grid(spreads)), sentence],
         as_json=as_json,
     )
     raise typer.Exit(code)

@@ -137,8 +137,8 @@ def load(places: Sequence[str], uri: str | None) -> list[Side]:
         seen.add(resolved)
     sides = []
     for name, place in zip(_names(len(places)), places, strict=True):
-        found, missing = records(place, uri)
-        sides.append(_side(name, place, list(map(Analysis.of, found)), missing))
+        records_here, missing = records(place, uri)
+        sides.append(_side(name, place, list(map(Analysis.of, records_here)), missing))
     return sides
 
 
@@ -211,14 +211,14 @@ def _side(
         missing: lines about runs without a record.
         decided_by: measures that decided `perfexp ab`; None for another kind of side.
     """
-    coverage = sweep_summary.coverage(chain.from_iterable(one.rows for one in runs))
+    coverage = sweep_summary.coverage(chain.from_iterable(analysis.rows for analysis in runs))
     raised = chain.from_iterable(map(raised_diagnostics, runs))
     side = Side.of(name, source, runs, missing)
     facts = msgspec.structs.replace(
         side.facts,
         decided_by=decided_by,
         coverage="" if coverage == _PROVEN else coverage,
-        warnings=tuple(codes(one.worst for one in raised)),
+        warnings=tuple(codes(analysis.worst for analysis in raised)),
     )
     return replace(side, facts=facts)
 
@@ -248,8 +248,8 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
     folder = Path(place)
     if is_sweep(folder):
         runs = _of_sweep(folder)
-        found = [record for _, _, record in runs if record]
-        return found, _missing((child, record) for child, _, record in runs)
+        measured = [record for _, _, record in runs if record]
+        return measured, _missing((child, record) for child, _, record in runs)
     if folder.is_dir() and not (folder / RECORD).exists():
         refuse_unfinished(folder)
         raise UserError(
@@ -302,7 +302,7 @@ def _of_sweep(folder: Path) -> list[tuple[SweepChild, Path, Record | None]]:
         UserError: no run has a record.
     """
     sweep = Sweep.load(folder)
-    children = sorted(folders.run_folders(sweep, folder), key=lambda one: one[0].job)
+    children = sorted(folders.run_folders(sweep, folder), key=lambda pair: pair[0].job)
     runs = [(child, place, sweep.record_of(child, folder)) for child, place in children]
     if not any(record for _, _, record in runs):
         raise UserError(

@@ -137,20 +137,20 @@ def _of_runs(place: Path) -> Iterator[Speed]:
     yield from trainings
 
 
-def line_of(found: Speed, path: Path | None) -> str:
+def line_of(training: Speed, path: Path | None) -> str:
     """Return a training as a line: file path if it has one, figure, and origin.
 
     `train-speed` prints it, too.
     """
-    figure = "failed" if found.failed else f"{found.images_per_second:.6g} images/s"
-    return one_line(f"{path or 'no file'}: {figure} ({found.remark})")
+    figure = "failed" if training.failed else f"{training.images_per_second:.6g} images/s"
+    return one_line(f"{path or 'no file'}: {figure} ({training.remark})")
 
 
-def _write(found: Speed, out: Path, written: Collection[Path], places: Sequence[Path]) -> Path:
+def _write(training: Speed, out: Path, written: Collection[Path], places: Sequence[Path]) -> Path:
     """Write a training's speed file and return its path.
 
     Args:
-        found: training.
+        training: training.
         out: output folder, created if missing.
         written: files of this command so far.
         places: input files, which are not overwritten.
@@ -159,12 +159,14 @@ def _write(found: Speed, out: Path, written: Collection[Path], places: Sequence[
         UserError: the file cannot be written.
     """
     # several trainings may have the same name
-    own = next(named for named in placing.numbered(found) if out / named.file_name not in written)
-    path = out / own.file_name
+    numbered = next(
+        named for named in placing.numbered(training) if out / named.file_name not in written
+    )
+    path = out / numbered.file_name
     if path.resolve() in {place.resolve() for place in places}:
         raise UserError(f"{path} is an input file. {_REMEDY}")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out} can't be created: {error.strerror}. {_REMEDY}") from error
-    return placing.put(own, out, remedy=_REMEDY)
+    return placing.put(numbered, out, remedy=_REMEDY)

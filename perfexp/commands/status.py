@@ -256,8 +256,12 @@ def _groups(below: _Below) -> dict[Path, _Group]:
         if SweepPaths(place).jobs.exists():
             queued = queued or job_states.listed()  # once: an absent controller takes minutes
             states = job_states.states(sweep, place, queued)
-            submitted = (one for one in states if one.state is not job_states.JobState.unsubmitted)
-            ended = sum(one.has_ended for one in submitted)
+            submitted = (
+                run_state
+                for run_state in states
+                if run_state.state is not job_states.JobState.unsubmitted
+            )
+            ended = sum(run_state.has_ended for run_state in submitted)
             group.jobs += [job_states.counted(states), *job_states.lines(states)]
         left = max((sweep.jobs or 0) - len(sweep.children), 0)
         of = f" of {sweep.jobs}" if sweep.jobs else ""

@@ -164,14 +164,14 @@ def match(baseline: Side, other: Side) -> Matching:
     before, after = _by_place(baseline, identity), _by_place(other, identity)
     pairs, alone = [], []
     for place in dict.fromkeys((*before, *after)):
-        one, two = before.get(place), after.get(place)
-        is_measured = one is not None and one.status is Status.OK
-        if one and two and is_measured and two.status is Status.OK:
-            pairs.append((one, two))
+        first, second = before.get(place), after.get(place)
+        is_measured = first is not None and first.status is Status.OK
+        if first and second and is_measured and second.status is Status.OK:
+            pairs.append((first, second))
             continue
-        side, against, point, lacking = baseline, other, one, two
+        side, against, point, lacking = baseline, other, first, second
         if not is_measured:
-            side, against, point, lacking = other, baseline, two, one
+            side, against, point, lacking = other, baseline, second, first
         if point and point.status is Status.OK:
             shown = [*filter(identity.__contains__, point.features), *KEY_FIELDS]
             alone.append(
@@ -197,32 +197,34 @@ def varying(measurements: Iterable[Measurement]) -> list[str]:
     return differing
 
 
-def word(one: Measurement, name: str, others: Sequence[Measurement] = ()) -> str:
+def word(measurement: Measurement, name: str, others: Sequence[Measurement] = ()) -> str:
     """Return a key field or feature as a word, for example `batch 4`; empty if it has no such one.
 
     Args:
         others: measurements that share the field; their devices can change its name.
     """
     if name in KEY_FIELDS or name == "precision":
-        environments = [item.record.environment for item in (one, *others)]
-        return field_text(one.key, name, environments, named=True)
-    return one.features.get(name, "")
+        environments = [item.record.environment for item in (measurement, *others)]
+        return field_text(measurement.key, name, environments, named=True)
+    return measurement.features.get(name, "")
 
 
-def _value(one: Measurement, name: str) -> object:
+def _value(measurement: Measurement, name: str) -> object:
     """Return the value of a key field or feature."""
     if name in KEY_FIELDS:
-        return getattr(one.key, name)
-    return one.features.get(name, "")
+        return getattr(measurement.key, name)
+    return measurement.features.get(name, "")
 
 
-def label(one: Measurement, names: Sequence[str], others: Sequence[Measurement] = ()) -> str:
+def label(
+    measurement: Measurement, names: Sequence[str], others: Sequence[Measurement] = ()
+) -> str:
     """Return fields and features in words, for example `resnet18 · 224 · batch 4`.
 
     Args:
         others: measurements that share these fields and features.
     """
-    return " · ".join(filter(None, (word(one, name, others) for name in names)))
+    return " · ".join(filter(None, (word(measurement, name, others) for name in names)))
 
 
 def _fields(key: Key) -> tuple[Any, ...]:
@@ -360,8 +362,8 @@ def _without_points(axes: dict[str, str]) -> dict[str, str]:
 def _differ(runs: Sequence[Run]) -> bool:
     """Return whether no two runs have the same axes or a point in common: they can form a group."""
     axes, places = list[object](), list[tuple[Any, ...]]()
-    for child, one in runs:
+    for child, analysis in runs:
         axes.append(frozenset(child.axes.items()))
-        if one:
-            places += {_fields(row.key) for row in one.rows}
+        if analysis:
+            places += {_fields(row.key) for row in analysis.rows}
     return len(set(axes)) == len(axes) and len(set(places)) == len(places)

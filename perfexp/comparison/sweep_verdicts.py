@@ -169,8 +169,8 @@ class _Contest:
             members: names of the groups that measured it.
             baseline: name of a group to compare with instead.
         """
-        own = [name for name in self.baselines.values() if name in members]
-        baseline = baseline or next(iter([*own, *members]))
+        of_baselines = [name for name in self.baselines.values() if name in members]
+        baseline = baseline or next(iter([*of_baselines, *members]))
         pairs = self.against(baseline)[0]
         return baseline, [
             pair for pair in pairs if pair.side in members and _place(pair.key) == place

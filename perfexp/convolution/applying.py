@@ -128,7 +128,7 @@ def apply(
     Raises:
         UserError: the plan does not fit the device, the libraries or the module.
     """
-    place = next((one.device for one in module.parameters()), torch.device("cpu"))
+    place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     device: Device = CpuDevice()
     if place.type == "cuda":
         device = CudaDevice(index=place.index or 0)
@@ -153,8 +153,10 @@ def _applied(
         contexts.append(by_layer)
     if plan.attention:
         stored = {
-            (one.name, one.dtype, "backward" in one.passes): one.passes.get("forward", "math")
-            for one in plan.attention
+            (entry.name, entry.dtype, "backward" in entry.passes): entry.passes.get(
+                "forward", "math"
+            )
+            for entry in plan.attention
         }
         if unknown := sorted(set(stored.values()) - set(BACKENDS)):
             raise UserError(
@@ -183,8 +185,8 @@ def _planned(module: torch.nn.Module, plan: AlgorithmPlan, _: Device) -> Iterato
         by_inputs = engines.setdefault(layer.name, {})
         by_inputs.setdefault((layer.input_shape, layer.dtype), {}).update(layer.passes)
     installed = [
-        Layer(name, children[name], "plan", [_Planned(engines=own)], lambda *_: None)
-        for name, own in engines.items()
+        Layer(name, children[name], "plan", [_Planned(engines=layer_engines)], lambda *_: None)
+        for name, layer_engines in engines.items()
     ]
     with all_installed(installed):
         yield

@@ -229,7 +229,9 @@ def judge_forward(
     for layer in report.layers:
         if names.count(layer.name) == 1:
             observed = kernels.get(layer.name, ())
-            passes = tuple(_judge_forward_pass(one, observed) for one in layer.passes)
+            passes = tuple(
+                _judge_forward_pass(pass_report, observed) for pass_report in layer.passes
+            )
             layer = replace(layer, passes=passes)
         layers.append(layer)
     return replace(report, layers=tuple(layers))

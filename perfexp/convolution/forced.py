@@ -163,7 +163,7 @@ class Forced:
         """
         layers = tuple(report for layer in self._layers for report in layer.reports())
         report = AlgorithmReport(name=self.name, layers=layers, foreign=foreign())
-        statuses = {one.status for layer in layers for one in layer.passes}
+        statuses = {pass_report.status for layer in layers for pass_report in layer.passes}
         if self._refused and statuses <= {LayerStatus.fallback}:
             reasons = {
                 layer.name: f"{layer.requested}: {layer.reason}" for layer in layers if layer.reason

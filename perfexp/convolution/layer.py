@@ -340,11 +340,15 @@ class Layer:
         )
         choice, _ = first_able(self.supports, problem)
         row = self._row(problem, choice, key[0])
-        if reasons := [one.reason for one in choice.values() if one.reason is not None]:
+        if reasons := [
+            pass_choice.reason for pass_choice in choice.values() if pass_choice.reason is not None
+        ]:
             self._refuse(self, problem, joined(reasons))
         decision = _Decision(row=row)
-        if any(one.engine not in OF_TORCH for one in choice.values()):
-            engines = Engines(**{pass_type.value: one.engine for pass_type, one in choice.items()})
+        if any(pass_choice.engine not in OF_TORCH for pass_choice in choice.values()):
+            engines = Engines(
+                **{pass_type.value: pass_choice.engine for pass_type, pass_choice in choice.items()}
+            )
             # cuDNN's descriptors describe dense tensors only
             is_dense = is_batched and all(
                 stride == torch.empty(size, device="meta", memory_format=problem.layout).stride()

@@ -244,7 +244,7 @@ class Race:
         pairs = zip(
             turn_seconds[launching, self.default], turn_seconds[launching, name], strict=True
         )
-        return geometric_mean([default / own for default, own in pairs])
+        return geometric_mean([default / chosen for default, chosen in pairs])
 
 
 def _why_unsteady(observer: Observer, *, is_starved: bool) -> str | None:

@@ -314,9 +314,9 @@ def _replace_attributes(value: Any, mode: FakeTensorMode) -> None:
     if isinstance(value, (type, torch.nn.Module)):
         return
     attributes = getattr(value, "__dict__", {})
-    for name, one in attributes.items():
-        if isinstance(one, torch.Tensor):
-            attributes[name] = stand_in(one, mode)
-        elif isinstance(one, list):
-            for part in one:
+    for name, attribute in attributes.items():
+        if isinstance(attribute, torch.Tensor):
+            attributes[name] = stand_in(attribute, mode)
+        elif isinstance(attribute, list):
+            for part in attribute:
                 _replace_attributes(part, mode)

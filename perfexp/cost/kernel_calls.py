@@ -185,12 +185,14 @@ def _work(
             macs, rest = divmod(registered() if registered else 0, 2)
             terms = [Term(macs=macs, other_flops=rest)]
         else:
-            own, others = list[torch.Tensor](), list[torch.Tensor]()
+            weight_operands, other_operands = list[torch.Tensor](), list[torch.Tensor]()
             if any(map(is_number, tensors_in(outputs))):
                 for tensor in differentiable:
-                    side = own if storage_of(tensor) in weights else others
+                    side = weight_operands if storage_of(tensor) in weights else other_operands
                     side.append(tensor)
-            terms = [Term(other_flops=flops, operands=(tuple(own), tuple(others)))]
+            terms = [
+                Term(other_flops=flops, operands=(tuple(weight_operands), tuple(other_operands)))
+            ]
     input_flops = weight_flops = 0
     for term in terms:
         for sources in term.operands:

@@ -93,18 +93,20 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """
     waiting, seen = [value], set[int]()
     while waiting:
-        one = waiting.pop()
-        if isinstance(one, torch.Tensor):
-            yield one
+        current = waiting.pop()
+        if isinstance(current, torch.Tensor):
+            yield current
             continue
-        if id(one) in seen:
+        if id(current) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, Mapping):
-            waiting += reversed(list(one.values()))
-        elif isinstance(one, (tuple, list)):
-            waiting += reversed(one)
-        elif isinstance(one, (set, frozenset)):
-            waiting += one
-        elif dataclasses.is_dataclass(one) and not isinstance(one, type):
-            waiting += reversed([getattr(one, field.name) for field in dataclasses.fields(one)])
+        seen.add(id(current))
+        if isinstance(current, Mapping):
+            waiting += reversed(list(current.values()))
+        elif isinstance(current, (tuple, list)):
+            waiting += reversed(current)
+        elif isinstance(current, (set, frozenset)):
+            waiting += current
+        elif dataclasses.is_dataclass(current) and not isinstance(current, type):
+            waiting += reversed(
+                [getattr(current, field.name) for field in dataclasses.fields(current)]
+            )

@@ -149,7 +149,7 @@ def replace_tensors(module: torch.nn.Module, mode: FakeTensorMode) -> None:
     for part in module.modules():
         for value in vars(part).values():
             if type(value) is list:  # e.g. a recurrent network's second references to its weights
-                value[:] = [made.get(id(one), one) for one in value]
+                value[:] = [made.get(id(item), item) for item in value]
 
 
 def stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:

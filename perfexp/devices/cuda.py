@@ -176,12 +176,12 @@ class CudaDevice(Device):
         The growth since before the context includes libraries that bypass torch's allocator.
         """
         # the array that flushes the cache is not the model's
-        own = self._flushed.nbytes if self._flushed is not None else 0
+        flush_bytes = self._flushed.nbytes if self._flushed is not None else 0
         device, reason = self._added_board_bytes()
-        device = None if device is None else device - own
+        device = None if device is None else device - flush_bytes
         return [
-            Metric.of(PEAK_MEMORY, torch.cuda.max_memory_allocated() - own),
-            Metric.of(RESERVED_MEMORY, torch.cuda.max_memory_reserved() - own),
+            Metric.of(PEAK_MEMORY, torch.cuda.max_memory_allocated() - flush_bytes),
+            Metric.of(RESERVED_MEMORY, torch.cuda.max_memory_reserved() - flush_bytes),
             Metric.of(DEVICE_MEMORY, device, reason=reason),
         ]
 

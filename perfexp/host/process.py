@@ -141,13 +141,13 @@ class WorkerProcess:
     @staticmethod
     def _started(command: Sequence[str], log: IO[bytes], send: int) -> subprocess.Popen[bytes]:
         """Start the worker as a new interpreter, in its own session."""
-        own = [
+        python_options = [
             f"--events-fd={send}",
             f"--parent={os.getpid()}",
             f"--spawned-ns={time.perf_counter_ns()}",
         ]
         return subprocess.Popen(
-            [*command, *own],
+            [*command, *python_options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -38,11 +38,11 @@ def is_of(mark: object, content: bytes) -> bool:
 
     Plans and the places of sweeps are signed.
     """
-    own = of(content)
+    expected = of(content)
     return (
-        own is not None
+        expected is not None
         and isinstance(mark, str)
-        and hmac.compare_digest(own.encode(), mark.encode(errors="replace"))
+        and hmac.compare_digest(expected.encode(), mark.encode(errors="replace"))
     )
 
 

@@ -149,7 +149,7 @@ class Side:
                 if reason := differs(result["outputs"], native):
                     if result["late"] and not differs(result["late"], native):
                         return "its outputs are completed after it has returned"
-                    if any(_difference(result["outputs"], one) is None for one in earlier):
+                    if any(_difference(result["outputs"], outputs) is None for outputs in earlier):
                         return "it returns the outputs of an earlier call for new inputs (a cache)"
                     return reason
                 if reason := _difference(result["inputs"], inputs, None, rtol, atol):
@@ -254,7 +254,9 @@ def _load(place: str) -> tuple[Callable[..., Any], ModuleType]:
         raise UserError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if not callable(function):
-        near = did_you_mean(name, (one for one in vars(module) if callable(getattr(module, one))))
+        near = did_you_mean(
+            name, (candidate for candidate in vars(module) if callable(getattr(module, candidate)))
+        )
         raise UserError(f"{where} has no function '{name}'. {near}".rstrip())
     return function, module
 
@@ -286,7 +288,7 @@ def _device_of(inputs: Sequence[Any]) -> Device:
     Raises:
         UserError: they are on a device that cannot be timed here.
     """
-    place = next((one.device for one in tensors_in(inputs)), torch.device("cpu"))
+    place = next((tensor.device for tensor in tensors_in(inputs)), torch.device("cpu"))
     if place.type == "cuda":
         return CudaDevice(index=place.index or 0)
     if place.type != "cpu":
@@ -305,7 +307,7 @@ def _functions(owners: Sequence[Any]) -> dict[str, Any]:
     for name, module in list(sys.modules.items()):
         if name in _WATCHED or name.partition(".")[0] in ("perfexp", "__main__"):
             watched[name] = module
-    found: dict[str, Any] = {
+    functions: dict[str, Any] = {
         "sys.setprofile": sys.getprofile(),
         "sys.settrace": sys.gettrace(),
         "torch function modes": torch._C._len_torch_function_stack(),
@@ -316,20 +318,22 @@ def _functions(owners: Sequence[Any]) -> dict[str, Any]:
         for name in list(vars(owner)) if isinstance(owner, ModuleType) else dir(owner):
             value = getattr(owner, name, None)
             if callable(value):
-                found[f"{place}.{name}"] = value, getattr(value, "__code__", None)
+                functions[f"{place}.{name}"] = value, getattr(value, "__code__", None)
             if isinstance(value, type) and value.__module__ == place:
                 watched[f"{place}.{name}"] = value
-    return found
+    return functions
 
 
 def _overwritten(old: Sequence[Any], new: Sequence[Any]) -> bool:
     """Copy new contents to old addresses, unnoticed by version counters, if all shapes agree."""
     pairs = list(zip(tensors_in(old), tensors_in(new), strict=False))
-    alike = [one.shape == other.shape and one.dtype == other.dtype for one, other in pairs]
+    alike = [
+        target.shape == source.shape and target.dtype == source.dtype for target, source in pairs
+    ]
     if len(old) != len(new) or not alike or not all(alike):
         return False
-    for one, other in pairs:
-        one.data.copy_(other.data)
+    for target, source in pairs:
+        target.data.copy_(source.data)
     return True
 
 
@@ -350,7 +354,7 @@ def _leaves(value: Any) -> list[torch.Tensor]:
     if type(value) in (torch.Tensor, torch.nn.Parameter):
         return [value.detach().clone()]
     if isinstance(value, tuple | list):
-        return [leaf for one in value for leaf in _leaves(one)]
+        return [leaf for item in value for leaf in _leaves(item)]
     if isinstance(value, Mapping):
         return _leaves([value[key] for key in sorted(value)])
     if value is None or isinstance(value, str):
@@ -363,7 +367,7 @@ def _leaves(value: Any) -> list[torch.Tensor]:
 
 
 def _difference(
-    found: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
     native: Sequence[torch.Tensor],
     exact: Sequence[torch.Tensor] | None = None,
     rtol: float | None = None,
@@ -377,37 +381,41 @@ def _difference(
         native: expected tensors, computed in the precision of the inputs.
         exact: expected tensors, computed in float64; None if unknown.
     """
-    if len(found) != len(native):
-        return f"{len(found)} tensors instead of {len(native)}"
-    for one, own, true in zip(found, native, exact or native, strict=True):
-        if (one.dtype, one.shape, one.device) != (own.dtype, own.shape, own.device):
-            return f"{_kind(one)} instead of {_kind(own)}"
+    if len(results) != len(native):
+        return f"{len(results)} tensors instead of {len(native)}"
+    for result, reference, exact_reference in zip(results, native, exact or native, strict=True):
+        if (result.dtype, result.shape, result.device) != (
+            reference.dtype,
+            reference.shape,
+            reference.device,
+        ):
+            return f"{_kind(result)} instead of {_kind(reference)}"
         if rtol is not None or atol is not None:
             bounds = {"rtol": rtol or 0.0, "atol": atol or 0.0}
-            if not torch.allclose(one.double(), own.double(), equal_nan=True, **bounds):
+            if not torch.allclose(result.double(), reference.double(), equal_nan=True, **bounds):
                 return f"outputs differ by more than rtol {rtol or 0:g} and atol {atol or 0:g}"
             continue
-        error = _error(own, true)
+        error = _error(reference, exact_reference)
         if not math.isfinite(error):  # such as an overflow in half precision alone
-            error, true = 0.0, own
-        allowed = max(_ERROR_FACTOR * error, _LEAST_ERROR.get(one.dtype, 0.0))
-        if (wrong := _error(one, true)) > allowed:
-            if one.isnan().sum() > own.isnan().sum():
+            error, exact_reference = 0.0, reference
+        allowed = max(_ERROR_FACTOR * error, _LEAST_ERROR.get(result.dtype, 0.0))
+        if (wrong := _error(result, exact_reference)) > allowed:
+            if result.isnan().sum() > reference.isnan().sum():
                 return "outputs are NaN where the left side's are not, such as memory never written"
             return f"outputs have a relative error of {wrong:.2g}; {allowed:.2g} is allowed"
     return None
 
 
-def _error(found: torch.Tensor, true: torch.Tensor) -> float:
+def _error(result: torch.Tensor, exact: torch.Tensor) -> float:
     """Return the relative L2 error, infinite if numbers that are not finite differ."""
-    if found.is_complex():
-        found, true = torch.view_as_real(found), torch.view_as_real(true)
-    found, true = found.double(), true.double()
-    equal = (found == true) | (found.isnan() & true.isnan())
-    apart = float(torch.where(equal, 0.0, found - true).norm())
+    if result.is_complex():
+        result, exact = torch.view_as_real(result), torch.view_as_real(exact)
+    result, exact = result.double(), exact.double()
+    equal = (result == exact) | (result.isnan() & exact.isnan())
+    apart = float(torch.where(equal, 0.0, result - exact).norm())
     if apart == 0:
         return 0.0
-    error = apart / float(torch.where(true.isfinite(), true, 0.0).norm())
+    error = apart / float(torch.where(exact.isfinite(), exact, 0.0).norm())
     return error if math.isfinite(error) else math.inf
 
 

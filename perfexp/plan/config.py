@@ -354,10 +354,10 @@ class Plan(PlanSchema):
 
     def _batch_sizes(self, phase: str) -> list[int]:
         """Return a phase's batch sizes: its own, or the plan's."""
-        own = getattr(self.mode, phase).get("batch_size")
-        if own is None:
+        batch_text = getattr(self.mode, phase).get("batch_size")
+        if batch_text is None:
             return self.batch_size
-        return parse_batch_sizes(own)
+        return parse_batch_sizes(batch_text)
 
     def fixed_keys(self, results: Collection[Point]) -> list[Key]:
         """Return the timed points that do not depend on results, except for the largest batch."""
@@ -486,10 +486,10 @@ def plan_of(
     plain["choices"] = {group: str(choices[group]) for group in groups if choices.get(group)}
     plain["command"] = list(command)
     model = plain["model"]
-    own = []
+    config_files = []
     if isinstance(model, dict) and isinstance(model.get("config"), str):
-        own.append(Path(model["config"]))
-    plain["sources"] = sources.hashes({target for _, target in targets(plain)}, own)
+        config_files.append(Path(model["config"]))
+    plain["sources"] = sources.hashes({target for _, target in targets(plain)}, config_files)
     plain["format"] = FORMAT
     return plain
 

@@ -170,8 +170,10 @@ def why_not_imported(error: BaseException) -> str:
     outer, _, name = missing.rpartition(".")
     parent = sys.modules.get(outer)
     if parent is not None:
-        known = [word for word in vars(parent) if word[0] != "_"]
-        return f"module {parent.__name__} has no {name}. {did_you_mean(name, known)}".rstrip(". ")
+        public_names = [word for word in vars(parent) if word[0] != "_"]
+        return f"module {parent.__name__} has no {name}. {did_you_mean(name, public_names)}".rstrip(
+            ". "
+        )
     top = missing.partition(".")[0]
     here = next((name for name in (f"{top}.py", top) if top and Path(name).exists()), "")
     if here and not is_here_on_path():
@@ -206,15 +208,15 @@ def _missing_option(error: MissingConfigException) -> UserError:
             return UserError(
                 f"precision={option}: set {chosen}; perfexp help precision explains them."
             )
-    own = ""
+    advice = ""
     if group == "model":
         options += torchvision_names.names()
-        own = " Of Hugging Face: model=hf:NAME; your class in mine.py: model=mine:CLASS."
+        advice = " Of Hugging Face: model=hf:NAME; your class in mine.py: model=mine:CLASS."
     elif group == "probe":
-        own = " Energy, layers and others are keys: probes.energy=true (perfexp help probes)."
+        advice = " Energy, layers and others are keys: probes.energy=true (perfexp help probes)."
     hint = did_you_mean(option, options)
     return UserError(
-        f"{group}={option}: option not found. {hint or f'perfexp list {group} lists them.'}{own}"
+        f"{group}={option}: option not found. {hint or f'perfexp list {group} lists them.'}{advice}"
     )
 
 

@@ -233,5 +233,5 @@ def _is_set(key: str, command: Iterable[str]) -> bool:
     if key.startswith("sources"):
         return False
     return "experiment" in typed or any(
-        f"{key}.".startswith(f"{one}.") for one in typed if "." in one or one == key
+        f"{key}.".startswith(f"{name}.") for name in typed if "." in name or name == key
     )

@@ -223,13 +223,13 @@ def shrunk(results: Iterable[Measured]) -> dict[Key, int]:
 
     The worker has traced the fitting batch (`sweep.oom=shrink`).
     """
-    found: dict[Key, int] = {}
+    batch_of: dict[Key, int] = {}
     for point in results:
         fits = point.metric(FITTING_BATCH)
         if point.status is Status.OOM and fits is not None and fits.value:
             key = msgspec.structs.replace(point.key, batch_size=int(fits.value))
-            found.setdefault(key, point.key.batch_size)
-    return found
+            batch_of.setdefault(key, point.key.batch_size)
+    return batch_of
 
 
 def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:

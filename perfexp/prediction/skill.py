@@ -130,9 +130,9 @@ def pooled(scores: Sequence[Score]) -> Mapping[str, float]:
 
     Errors are pooled over all points. Coverage and interval score are means over curves.
     """
-    errors = np.concatenate([one.errors for one in scores])
-    coverages = np.array([one.is_covered.mean() for one in scores])
-    half_widths = np.concatenate([one.half_widths for one in scores])
+    errors = np.concatenate([score.errors for score in scores])
+    coverages = np.array([score.is_covered.mean() for score in scores])
+    half_widths = np.concatenate([score.half_widths for score in scores])
     return {
         "median_error": float(np.median(errors)),
         "mean_error": float(errors.mean()),
@@ -141,7 +141,7 @@ def pooled(scores: Sequence[Score]) -> Mapping[str, float]:
         "worst_coverage": float(coverages.min()),
         "curves_above_75": float((coverages >= 0.75).mean()),
         "half_width": float(np.median(half_widths)),
-        "interval_score": float(np.mean([one.interval_scores.mean() for one in scores])),
+        "interval_score": float(np.mean([score.interval_scores.mean() for score in scores])),
     }
 
 
@@ -198,7 +198,9 @@ def _scaling_model(
         fit = scaling.fit_scaling(np.exp(work - top), np.exp(y), np.maximum(1.96 * errors, 1e-6))
     except ValueError:
         return np.full_like(at, np.median(y)), float(np.std(y))
-    return np.log([fit.at(float(np.exp(one - top))) for one in at], dtype=np.float64), fit.scatter
+    return np.log(
+        [fit.at(float(np.exp(coordinate - top))) for coordinate in at], dtype=np.float64
+    ), fit.scatter
 
 
 #: Methods with intervals from their own leave-one-out errors.

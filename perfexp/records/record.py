@@ -267,8 +267,8 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def figures(self) -> dict[str, float | None]:
         """Return all figures by name, for tables and MLflow; custom metrics are `custom/NAME`."""
         fields = [name for name in self.__struct_fields__ if name not in ("number", "metrics")]
-        own = {name: getattr(self, name) for name in fields}
-        return own | {metric.name: metric.value for metric in self.metrics}
+        direct = {name: getattr(self, name) for name in fields}
+        return direct | {metric.name: metric.value for metric in self.metrics}
 
 
 class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

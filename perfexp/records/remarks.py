@@ -76,7 +76,9 @@ class Raised:
 
         Empty if they are equal or some are missing.
         """
-        figures = sorted(one.figure for one in self.diagnostics if one.figure is not None)
+        figures = sorted(
+            diagnostic.figure for diagnostic in self.diagnostics if diagnostic.figure is not None
+        )
         spec = self.worst.rule.by.partition(":")[2]
         ends = [f"{figure:{spec}}" for figure in figures]
         if len(ends) < len(self.diagnostics) or ends[0] == ends[-1]:

@@ -33,16 +33,16 @@ def metrics(seeds: Sequence[Point]) -> dict[str, Metric]:
     if not targets:
         return {}
     times, accuracies = _values(seeds, TIME_TO_ACCURACY), _values(seeds, ACCURACY)
-    found = [_metric(REACHED_SHARE, trials.share(len(times), len(seeds)))]
+    summaries = [_metric(REACHED_SHARE, trials.share(len(times), len(seeds)))]
     if time := trials.median_time(times, len(seeds)):
-        found.append(_metric(TIME_TO_ACCURACY, time))
+        summaries.append(_metric(TIME_TO_ACCURACY, time))
     else:
         reason = f"reached by {len(times)} of {len(seeds)} seeds"
-        found.append(Metric.of(TIME_TO_ACCURACY, None, reason=reason))
+        summaries.append(Metric.of(TIME_TO_ACCURACY, None, reason=reason))
     if accuracies:
-        found.append(_metric(ACCURACY, trials.mean(accuracies)))
-        found.append(_p_value(seeds, trials.p_above(accuracies, targets[0])))
-    return {metric.name: metric for metric in found}
+        summaries.append(_metric(ACCURACY, trials.mean(accuracies)))
+        summaries.append(_p_value(seeds, trials.p_above(accuracies, targets[0])))
+    return {metric.name: metric for metric in summaries}
 
 
 def _p_value(seeds: Sequence[Point], p: float | None) -> Metric:
@@ -75,8 +75,8 @@ def sentences(row: Row) -> list[str]:
 
 
 def _values(seeds: Sequence[Point], name: str) -> list[float]:
-    found = [interval_of(seed.metric(name)) for seed in seeds]
-    return [one.value for one in found if one]
+    intervals = [interval_of(seed.metric(name)) for seed in seeds]
+    return [interval.value for interval in intervals if interval]
 
 
 def _metric(name: str, interval: Interval) -> Metric:

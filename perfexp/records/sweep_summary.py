@@ -159,19 +159,19 @@ def best(candidates: Sequence[Candidate]) -> str:
     For example: `best: batch 64, 92 samples/s; batch 16 reaches 98 % of it`. Empty for fewer than
     two rates. The line stands below a sweep's table, or below a run's table over batch sizes.
     """
-    rated = [(one, rate) for one in candidates if (rate := one.row.samples_per_second)]
+    rated = [(run, rate) for run in candidates if (rate := run.row.samples_per_second)]
     if len(rated) < 2:
         return ""
     first, most = max(rated, key=lambda pair: pair[1].value)
     names, smaller = [first.name], []
-    for one, rate in rated:
+    for run, rate in rated:
         share = rate.value / most.value
-        if one is first:
+        if run is first:
             continue
         if not is_clearly_below(rate, most):
-            names.append(one.name)
-        elif one.batch and one.batch < (first.batch or 0) and share >= _NEARLY:
-            smaller.append((one.batch, one.name, share))
+            names.append(run.name)
+        elif run.batch and run.batch < (first.batch or 0) and share >= _NEARLY:
+            smaller.append((run.batch, run.name, share))
     if len(names) == len(rated):
         return "best: undecided"
     text = f"best: {' or '.join(names)}, {wording.rate_text(most)} samples/s"

@@ -286,7 +286,7 @@ def codes(diagnostics: Iterable[Diagnostic]) -> list[str]:
     Notes are left out.
     """
     raised = sorted(diagnostics, key=attrgetter("order"))
-    return list(dict.fromkeys(one.code for one in raised if not one.is_note))
+    return list(dict.fromkeys(item.code for item in raised if not item.is_note))
 
 
 def epoch_text(epoch: Epoch) -> str:
@@ -397,15 +397,15 @@ def coverage_text(row: Row) -> str:
     no proof. Table cells and the short answer show it.
     """
     covered, proven = row.value(quantities.COVERAGE), row.value(quantities.PROVEN)
-    text, own = metric_text(row.metric(quantities.COVERAGE)), row.own_choice
+    text, own_choice = metric_text(row.metric(quantities.COVERAGE)), row.own_choice
     if not covered:
         return text
     if proven is None:
         return f"{text}, proof not recorded"
     # the covered share is proven, torch's own choice, or the rest
-    rest = covered - proven - own
-    if own > _ROUNDING:
-        share = f"{percent(own)} " if covered - own > _ROUNDING else ""
+    rest = covered - proven - own_choice
+    if own_choice > _ROUNDING:
+        share = f"{percent(own_choice)} " if covered - own_choice > _ROUNDING else ""
         text += f", {share}not observed"
         if rest > _ROUNDING:
             text += f", {percent(rest)} not verified"

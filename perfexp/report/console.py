@@ -171,7 +171,7 @@ class Console:
         else:
             self.show_sections(brief(analysis))
             if len(analysis.rows) == 1:  # its label is in the title
-                raised = [Raised(diagnostics=one.diagnostics[:1]) for one in raised]
+                raised = [Raised(diagnostics=item.diagnostics[:1]) for item in raised]
         more = self._raised(raised)
         self.show_lines(NOT_MEASURED, failures(analysis.record), style="red")
         return more

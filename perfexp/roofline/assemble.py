@@ -78,8 +78,8 @@ def of_csv(
         UserError: the file cannot be read, or metrics or peaks are missing.
     """
     table = listing.read(path, wanted) if text is None else listing.parse(text, str(path), wanted)
-    own, product = recorded(table)
-    peaks = (peaks or Peaks()).or_else(matching(product, sheets or {})).or_else(own)
+    csv_peaks, product = recorded(table)
+    peaks = (peaks or Peaks()).or_else(matching(product, sheets or {})).or_else(csv_peaks)
     return of_listing(table, peaks.compared_with(product), title or path.stem)
 
 
@@ -110,12 +110,14 @@ def of_record(
     product, _ = device_of(record)
     rooflines = {}
     for phase, (*smaller, point) in phases.items():
-        own = of_layers(record, point)
-        known = (peaks or Peaks()).or_else(own).or_else(matching(product, sheets or {}))
-        known = known.or_else(from_measured(own))
+        record_peaks = of_layers(record, point)
+        peaks_known = (
+            (peaks or Peaks()).or_else(record_peaks).or_else(matching(product, sheets or {}))
+        )
+        peaks_known = peaks_known.or_else(from_measured(record_peaks))
         about = f"{phase} {point.key.size_label}, batch {point.key.batch_size}"
         name = title or f"{record.name} · {about}"
-        roofline = _of_point(record, point, known.compared_with(product), name)
+        roofline = _of_point(record, point, peaks_known.compared_with(product), name)
         rooflines[phase] = replace(roofline, notes=(*roofline.notes, *_not_drawn(smaller, point)))
     return rooflines
 
@@ -236,9 +238,9 @@ def _roofline(
     # number and label of a part by its name, for its launches
     part_of: dict[str, tuple[str, str]] = {}
     for label, part in zip(kernel_names.numbered(names), parts, strict=True):
-        own = row(level, str(len(rows) + 1), label, part)
-        rows.append(own)
-        part_of[own.name] = own.number, own.label
+        part_row = row(level, str(len(rows) + 1), label, part)
+        rows.append(part_row)
+        part_of[part_row.name] = part_row.number, part_row.label
     range_rows = [row("range", f"R{n}", part[0], part) for n, part in enumerate(ranges, 1)]
     launch_rows = [row("launch", *part_of[launch[0]], launch) for launch in launches]
     return Roofline(
@@ -383,7 +385,10 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
     passes: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for line in lines:
         passes[pass_of(line)].append(line)
-    ranges = [(name, "pass", _analytic(own, formats, algorithm)) for name, own in passes.items()]
+    ranges = [
+        (name, "pass", _analytic(pass_lines, formats, algorithm))
+        for name, pass_lines in passes.items()
+    ]
     total = _analytic(lines, formats, algorithm)
     roofline = _roofline(title, peaks, total, parts, ranges, is_analytic=True)
     return replace(roofline, notes=tuple(caveats.of_definitions(roofline, point.doubts)))

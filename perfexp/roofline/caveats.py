@@ -177,7 +177,7 @@ def _launches_in(launches: Mapping[str, int], name: re.Pattern[str]) -> int:
     """Return the number of kernels in the outermost ranges whose name matches."""
     total = 0
     for path, count in launches.items():
-        parent, _, own = path.rpartition("/")
-        if name.search(own) and not name.search(parent):
+        parent, _, module_name = path.rpartition("/")
+        if name.search(module_name) and not name.search(parent):
             total += count
     return total

@@ -256,7 +256,9 @@ def _tensor_flops(
             by_source.setdefault(match["source"], {})[match["rest"]] = amount
         elif match := _PIPE.fullmatch(name):
             pipes[match["kind"] or ""] = amount
-    flops = {f"tensor {source}": _without_overlap(own) for source, own in by_source.items()}
+    flops = {
+        f"tensor {source}": _without_overlap(counters) for source, counters in by_source.items()
+    }
     if by_source:
         return flops, False, []
     if "_op_dmma" in pipes:

@@ -92,12 +92,12 @@ class CallableComparison(msgspec.Struct, kw_only=True, frozen=True):
 
 def lines(compared: CallableComparison) -> list[str]:
     """Return a comparison for readers: both times, the ratio, the verdict with its reason."""
-    found = []
+    lines_of_sides = []
     for side, place in (("left", compared.left), ("right", compared.right)):
         time_of_call = ""
         if seconds := compared.seconds.get(side):
             time_of_call = f"  {units.format_seconds(seconds)}"
-        found.append(f"{side:5}  {place}{time_of_call}")
+        lines_of_sides.append(f"{side:5}  {place}{time_of_call}")
     verdict = f"right is {compared.word}"
     if compared.ratio:
         interval = compared.ratio
@@ -107,7 +107,7 @@ def lines(compared: CallableComparison) -> list[str]:
         )
     if compared.reason:
         verdict += f": {compared.reason}"
-    return [*found, verdict, *(f"note: {note}" for note in compared.notes)]
+    return [*lines_of_sides, verdict, *(f"note: {note}" for note in compared.notes)]
 
 
 class _Refused(PerfexpError):
@@ -184,8 +184,8 @@ def _started(
     try:
         return fork_server.fork(_SIDE, arguments, ["torch", _SIDE], log=log, events=events)
     except fork_server.Unforkable:
-        own = [f"--events-fd={events}", f"--parent={os.getpid()}"]
-        command = python_command(_SIDE, *arguments, *own)
+        descriptor_options = [f"--events-fd={events}", f"--parent={os.getpid()}"]
+        command = python_command(_SIDE, *arguments, *descriptor_options)
         return subprocess.Popen(
             command, stdout=log, stderr=log, pass_fds=[events], start_new_session=True
         )
@@ -444,6 +444,6 @@ def _resolved(place: str) -> str:
         return place
     file = Path(where).resolve()
     if not file.is_file():
-        known = [one.name for one in file.parent.glob("*.py")]
-        raise UserError(f"{where} not found. {did_you_mean(file.name, known)}".rstrip())
+        modules = [module.name for module in file.parent.glob("*.py")]
+        raise UserError(f"{where} not found. {did_you_mean(file.name, modules)}".rstrip())
     return f"{file}:{name}"

@@ -121,16 +121,16 @@ class ProgressRelay:
                 self._progress.block(event["text"])
         if "key" not in event:
             return
-        own = msgspec.convert(event["key"], Key)
-        key, result = self._planned(own), ""
+        point_key = msgspec.convert(event["key"], Key)
+        key, result = self._planned(point_key), ""
         if event["event"] == "done":
             self._left.discard(key)
-            result = self._result(own)
+            result = self._result(point_key)
             self._estimate()
         if key not in self._keys:
-            self._progress.block(str(own))
+            self._progress.block(str(point_key))
         elif event["event"] == "point":
-            self._progress.point(str(own))
+            self._progress.point(str(point_key))
             if self._count and key.phase == "train":
                 self._epoch_seconds = []
                 self._progress.epochs(0, self._count, "", None)
@@ -170,8 +170,8 @@ class ProgressRelay:
         """Return a point's median over all processes so far, as text; empty if it failed."""
         points, planned = read_points(self._points), without_replicate(key)
         self._seconds = measured_seconds(points)
-        is_ok = any(one.key == key and one.status is Status.OK for one in points)
-        alike = [one for one in points if without_replicate(one.key) == planned]
+        is_ok = any(point.key == key and point.status is Status.OK for point in points)
+        alike = [point for point in points if without_replicate(point.key) == planned]
         row = summary.row(alike, ()) if is_ok else None
         if row is None or row.time_kind is None:
             return ""
@@ -395,7 +395,9 @@ class Job(supervisor.Supervisor):
         """
         self.extend()
         record = self.assembled()
-        ended_keys = {one.key for one in record.points if one.status is not Status.INTERRUPTED}
+        ended_keys = {
+            point.key for point in record.points if point.status is not Status.INTERRUPTED
+        }
         if ended_keys - self._before:
             machine_priors.add(record)  # only results measured now: a folder may be foreign
         try:
@@ -602,8 +604,8 @@ def _merged(points: list[Point]) -> list[Point]:
             # points from a record already have these metrics
             names = {metric.name for metric in point.metrics}
             point.metrics += [metric for metric in other.metrics if metric.name not in names]
-            known = list(point.doubts)
+            merged = list(point.doubts)
             for doubt in other.doubts:
-                if doubt.code not in codes and doubt not in known:
+                if doubt.code not in codes and doubt not in merged:
                     point.doubts.append(doubt)
     return points

@@ -298,7 +298,7 @@ class SweepRun:
     def _enter(self, child: SweepChild) -> None:
         """Put an entry into the list of runs, in place of an earlier one."""
         others = (other for other in self.sweep.children if other.job != child.job)
-        self.sweep.children = sorted([*others, child], key=lambda one: one.job)
+        self.sweep.children = sorted([*others, child], key=lambda sibling: sibling.job)
 
     def refused(self, job: int, axes: dict[str, str], error: PerfexpError) -> None:
         """Enter a run that was refused because of its configuration.

@@ -88,11 +88,11 @@ def log_ratio(other: Repeats, baseline: Repeats, processes: int | None = None) -
     """
     value = math.log(other.mean) - math.log(baseline.mean)
     errors = [side.error_of(processes or len(side.values)) for side in (other, baseline)]
-    known = [error for error in errors if error is not None]
-    if len(known) < len(errors):
+    usable = [error for error in errors if error is not None]
+    if len(usable) < len(errors):
         return LogRatio(value=value)
-    variance = sum(error.variance for error in known)
-    inverse = sum(error.variance**2 / error.degrees for error in known)
+    variance = sum(error.variance for error in usable)
+    inverse = sum(error.variance**2 / error.degrees for error in usable)
     degrees = min(variance**2 / inverse, MOST_DEGREES) if inverse else MOST_DEGREES
     return LogRatio(value=value, error=math.sqrt(variance), degrees=degrees)
 

@@ -377,7 +377,7 @@ class Workbench:
             UserError: the folder has points measured in another environment.
         """
         facts = {**self.facts(), "session": self.session.facts(), **extra}
-        own = [
+        diagnostics_here = [
             *self.device.doubts(),
             *self.session.doubts(),
             *self._data_diagnostics(),
@@ -386,9 +386,9 @@ class Workbench:
         ]
         if self._live is not None:
             facts["in_process"] = True
-            own.append(diagnostics.make("in_process"))
+            diagnostics_here.append(diagnostics.make("in_process"))
         earlier = self._earlier_diagnostics(facts)
-        everything = [*earlier, *(item for item in own if item not in earlier)]
+        everything = [*earlier, *(item for item in diagnostics_here if item not in earlier)]
         content = json.dumps(
             {"environment": facts, "doubts": msgspec.to_builtins(everything)}, indent=1, default=str
         )

@@ -258,8 +258,10 @@ def imported(tool: tools.Tool, stream: Path) -> Path:
     Raises:
         ProfilerFailed: that fails too.
     """
-    own = Path(tool.path).resolve().parent
-    importers = sorted([*own.glob("QdstrmImporter"), *own.parent.glob("*/QdstrmImporter")])
+    nsys_folder = Path(tool.path).resolve().parent
+    importers = sorted(
+        [*nsys_folder.glob("QdstrmImporter"), *nsys_folder.parent.glob("*/QdstrmImporter")]
+    )
     if not importers:
         raise ProfilerFailed(
             f"{stream.name} was recorded but not imported, and there is no QdstrmImporter beside "

@@ -54,8 +54,8 @@ def command_lines(stem: str, about: About) -> dict[str, str]:
         stem: beginning of output file names.
         about: the run's phase, and the user's arguments to repeat.
     """
-    own = [text for text in about.command if not text.startswith(_NOT_REPEATED)]
-    run = ["python", "-m", "perfexp", *own]
+    arguments = [text for text in about.command if not text.startswith(_NOT_REPEATED)]
+    run = ["python", "-m", "perfexp", *arguments]
     nsys = ["nsys", *recording_command(), f"--output={stem}"]
     ncu = [
         "ncu",

@@ -120,8 +120,8 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, si
     of_all, batch = _call_seconds(point, Sharing.all), point.key.batch_size
     rates = {RANKS_RATE: batch * size / fmean(of_all)}
     for number in range(size):
-        own = [_span_seconds([bursts[number]]) / calls for bursts in rounds[_WARMUP:]]
-        rates[member(RANK_RATE, number)] = batch / fmean(own)
+        burst_seconds = [_span_seconds([bursts[number]]) / calls for bursts in rounds[_WARMUP:]]
+        rates[member(RANK_RATE, number)] = batch / fmean(burst_seconds)
     point.metrics += [Metric.of(name, rate) for name, rate in rates.items()]
     # each kind's time in a round relative to the time with everything shared
     parts = {}

@@ -134,7 +134,9 @@ class Bar:
 
         The longest bar of a facet sets the scale of its axis.
         """
-        drawn = [one.high or one.value for one in (self.value, self.behind) if one]
+        drawn = [
+            interval.high or interval.value for interval in (self.value, self.behind) if interval
+        ]
         return max(drawn, default=0.0)
 
 

@@ -307,17 +307,17 @@ def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
     The axis ends where most samples do; triangles at its edge mark the others.
     """
     end = 0.0
-    for one in taken:
-        shown = float(numpy.percentile(one.series.measured, _MOST_SHOWN))
-        end = max(end, shown, one.time.median.value)
+    for strip in taken:
+        shown = float(numpy.percentile(strip.series.measured, _MOST_SHOWN))
+        end = max(end, shown, strip.time.median.value)
     factor, unit = unit_of("seconds", end)
     edge = 1.1 * factor * end
     labels, centers = list[str](), dict[str, None]()
-    for position, one in enumerate(taken):
-        labels.append(f"{one.name}\n{one.meaning}")
-        centers[one.center] = None
-        samples = factor * numpy.array(one.series.measured)
-        median = one.time.median
+    for position, strip in enumerate(taken):
+        labels.append(f"{strip.name}\n{strip.meaning}")
+        centers[strip.center] = None
+        samples = factor * numpy.array(strip.series.measured)
+        median = strip.time.median
         color = COLORS[position % len(COLORS)]
         # multiples of the golden ratio modulo 1 are spread evenly
         heights = position + 0.5 * ((numpy.arange(samples.size) * _SPREAD) % 1 - 0.5)
@@ -331,28 +331,28 @@ def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
             high = min(median.high * factor, edge)
             axes.fill_betweenx(ends_of_center, low, high, color="black", alpha=0.25, linewidth=0)
         center = median.value * factor
-        dash = ":" if one.is_dotted else "-"
+        dash = ":" if strip.is_dotted else "-"
         axes.plot([center] * 2, ends_of_center, color="black", linewidth=2, linestyle=dash)
-        tip(axes, center, position, one.name, one.text, f"{samples.size} samples")
+        tip(axes, center, position, strip.name, strip.text, f"{samples.size} samples")
         right = axes.get_yaxis_transform()
-        axes.text(1.015, position, plain(one.text), transform=right, va="center", fontsize=12)
+        axes.text(1.015, position, plain(strip.text), transform=right, va="center", fontsize=12)
     title = f"time per call ({unit}); black: {' or '.join(centers)}, shaded: its 95 % interval"
     if name:
         title = f"{name}: {title}"
-    if any(one.is_dotted for one in taken):
+    if any(strip.is_dotted for strip in taken):
         title += "; dotted, ≈: no interval"
     name_rows(axes, labels, edge, title)
 
 
-def _over_time(axes: Any, one: Taken) -> None:
+def _over_time(axes: Any, strip: Taken) -> None:
     """Draw a time's samples as percent deviation from their center, over elapsed seconds.
 
     Trends and outliers show here. The end of the warm-up is shaded; lines separate processes.
     """
-    series = one.series
+    series = strip.series
     samples = numpy.array(series.samples)
     seconds = numpy.cumsum(samples) * series.calls_per_sample
-    percent = (samples / one.time.median.value - 1) * 100
+    percent = (samples / strip.time.median.value - 1) * 100
     shown = float(numpy.percentile(numpy.abs(percent[series.warmup :]), _MOST_SHOWN))
     most = max(_LEAST_PERCENT, 1.2 * shown)
     start = float(seconds[series.warmup - 1]) if series.warmup else 0.0
@@ -380,9 +380,9 @@ def _over_time(axes: Any, one: Taken) -> None:
     axes.set_xlim(first, end + 0.01 * (end - first) or None)
     axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4))
     axes.yaxis.set_major_formatter(
-        lambda value, _: f"{value:+g} %" if value else one.center.partition(" ")[0]
+        lambda value, _: f"{value:+g} %" if value else strip.center.partition(" ")[0]
     )
-    against = f"samples of {one.name} against the {one.center}"
+    against = f"samples of {strip.name} against the {strip.center}"
     axes.set_xlabel(f"{against}, over the seconds that the calls took")
     style(axes)
     legend(axes)

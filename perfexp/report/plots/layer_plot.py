@@ -225,19 +225,21 @@ def _strip(
         room: width of the axes in characters.
     """
     factor = measure.factor
-    whole = max(one.start + one.seconds for _, row in rows for one in row)
+    whole = max(part.start + part.seconds for _, row in rows for part in row)
     for position, (title, row) in enumerate(rows):
-        for number, one in enumerate(row):
+        for number, part in enumerate(row):
             color, linewidth = _SHADES[number % 2], 1.0
             if title == "layer":
-                color, linewidth = colors.get(one.name, GREY), 0.4
+                color, linewidth = colors.get(part.name, GREY), 0.4
             look = {"height": 0.92, "color": color, "edgecolor": "white", "linewidth": linewidth}
-            look |= title_of(one.path or one.name, one.which, one.name, measure.text(one.seconds))
-            axes.barh(position, one.seconds * factor, left=one.start * factor, **look)
-            if len(one.label) + 1 < room * one.seconds / whole:
+            look |= title_of(
+                part.path or part.name, part.which, part.name, measure.text(part.seconds)
+            )
+            axes.barh(position, part.seconds * factor, left=part.start * factor, **look)
+            if len(part.label) + 1 < room * part.seconds / whole:
                 words = {"ha": "center", "va": "center", "fontsize": 9, "color": _ink(color)}
-                middle = (one.start + one.seconds / 2) * factor
-                axes.text(middle, position, plain(one.label), clip_on=True, **words)
+                middle = (part.start + part.seconds / 2) * factor
+                axes.text(middle, position, plain(part.label), clip_on=True, **words)
     title = f"in the order of execution ({measure.unit})"
     name_rows(axes, [title for title, _ in rows], whole * factor, title)
     axes.grid(False)

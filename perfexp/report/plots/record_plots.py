@@ -185,13 +185,13 @@ def chart_of(
     by_phase: dict[str, list[Placed]] = {}
     for name, row in named:
         x = place(row.key)
-        one = Placed(name, x, row, row.status.value)
-        placed.append(one)
+        point = Placed(name, x, row, row.status.value)
+        placed.append(point)
         text = str(row.key.batch_size) if is_batch else row.key.size_label
         if text not in ticks.setdefault(x, text).split("\n"):
             ticks[x] += f"\n{text}"
         if row.time:
-            by_phase.setdefault(row.key.phase, []).append(one)
+            by_phase.setdefault(row.key.phase, []).append(point)
     panels = list[Panel]()
     for phase, phase_points in by_phase.items():
         bands: dict[str, list[tuple[str, float, Interval]]] = {}
@@ -234,9 +234,9 @@ def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool)
         fitted: whether times over input sizes have a scaling model.
     """
     by_kind: dict[str, list[Placed]] = {}
-    for one in placed:
-        if one.row and one.row.time_kind:
-            by_kind.setdefault(one.row.time_kind, []).append(one)
+    for point in placed:
+        if point.row and point.row.time_kind:
+            by_kind.setdefault(point.row.time_kind, []).append(point)
     for kind, kind_points in by_kind.items():
         lines = lines_of(kind_points, partial(_median, kind), bands.get("time", ()), is_judged=True)
         curves = _curves(kind_points) if fitted and axis == "input_size" else ()
@@ -326,10 +326,10 @@ def _curves(placed: Sequence[Placed]) -> tuple[FittedCurve, ...]:
     Sizes are sides if all are squares.
     """
     positions, rows = dict[Key, float](), list[Row]()
-    for one in placed:
-        if one.row:
-            positions[one.row.key] = one.x
-            rows.append(one.row)
+    for point in placed:
+        if point.row:
+            positions[point.row.key] = point.x
+            rows.append(point.row)
     models = [scaling for scaling in scalings(rows) if not scaling.doubt]
     curves = list[FittedCurve]()
     for scaling in models:
@@ -352,12 +352,12 @@ def gaps_of(placed: Sequence[Placed]) -> dict[float, str]:
 
     Charts mark these positions with a cross.
     """
-    has_names = len({one.name for one in placed}) > 1
+    has_names = len({point.name for point in placed}) > 1
     failures: dict[float, list[str]] = {}
-    for one in placed:
-        if not one.row or not one.row.time:
-            text = f"{one.name}: {one.status}" if has_names else one.status
-            failures.setdefault(one.x, []).append(text)
+    for point in placed:
+        if not point.row or not point.row.time:
+            text = f"{point.name}: {point.status}" if has_names else point.status
+            failures.setdefault(point.x, []).append(text)
     for texts in failures.values():
         if len(texts) > 3:
             texts[3:] = ["…"]
@@ -383,10 +383,10 @@ def lines_of(
         is_judged: whether to ring odd sizes.
     """
     by_name: dict[str, list[tuple[float, Row]]] = {}
-    for one in placed:
-        points_of_line = by_name.setdefault(one.name, [])
-        if one.row:
-            points_of_line.append((one.x, one.row))
+    for placed_point in placed:
+        points_of_line = by_name.setdefault(placed_point.name, [])
+        if placed_point.row:
+            points_of_line.append((placed_point.x, placed_point.row))
     lines = []
     for color, (name, points_of_line) in enumerate(by_name.items()):
         points_of_line.sort(key=lambda point: point[0])

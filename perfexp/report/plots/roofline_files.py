@@ -45,7 +45,7 @@ def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
     """
     if len(layers) == 1:
         return {"roofline": next(iter(layers.values()))}
-    return {f"roofline_{phase}": one for phase, one in layers.items()}
+    return {f"roofline_{phase}": roofline for phase, roofline in layers.items()}
 
 
 def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:

@@ -161,11 +161,11 @@ def _over_devices(caption: Caption, runs: Sequence[_PlottedRun], fields: Sequenc
             words.append(label(run.row.key, rest))
         name = " · ".join(filter(None, words))
         status = (run.row or run.child).status.value
-        one = Placed(name, run.child.devices or 0, run.row, status)
-        placed.append(one)
-        ticks[one.x] = f"{one.x:g}"
+        point = Placed(name, run.child.devices or 0, run.row, status)
+        placed.append(point)
+        ticks[point.x] = f"{point.x:g}"
         if run.row:
-            by_phase.setdefault(run.phase, []).append(one)
+            by_phase.setdefault(run.phase, []).append(point)
     panels = list[Panel]()
     for phase, phase_points in by_phase.items():
         lines = lines_of(phase_points, lambda row: row.samples_per_second)

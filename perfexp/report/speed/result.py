@@ -135,9 +135,9 @@ def _of_point(processes: Sequence[Point], record: Record, log_file: str) -> Spee
     point, plan = processes[0], record.plan
     num_gpus = _num_gpus(point.facts, plan)
     times = list[estimators.Interval]()
-    for one in processes:
-        time = loop_interval(one)
-        if time and time.value > 0 and one.status is Status.OK:
+    for process in processes:
+        time = loop_interval(process)
+        if time and time.value > 0 and process.status is Status.OK:
             times.append(time)
     prior = priors.find(priors.of_record(record), processes, "samples_per_second")
     time = rate = None

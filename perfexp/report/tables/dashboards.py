@@ -19,11 +19,11 @@ _BUILT_IN = {"latency": ("latency", 1e9), "throughput": ("throughput", 1.0)}
 
 def figures(analysis: Analysis) -> Figures:
     """Return all figures of a run."""
-    found = {}
-    for one in measured(analysis):
-        for measure, figure in one.figures.items():
-            found[label(one, (*one.features, *KEY_FIELDS)), measure] = figure
-    return found
+    values = {}
+    for measurement in measured(analysis):
+        for measure, figure in measurement.figures.items():
+            values[label(measurement, (*measurement.features, *KEY_FIELDS)), measure] = figure
+    return values
 
 
 def _bencher(every: Figures) -> dict[str, dict[str, Any]]:
@@ -34,7 +34,7 @@ def _bencher(every: Figures) -> dict[str, dict[str, Any]]:
         key, factor = _BUILT_IN.get(measure, named)
         value = figure.interval
         ends = {"value": value.value, "lower_value": value.low, "upper_value": value.high}
-        metric = {end: factor * one for end, one in ends.items() if one is not None}
+        metric = {end: factor * bound for end, bound in ends.items() if bound is not None}
         document[point][key] = metric
     return document
 

@@ -33,7 +33,10 @@ def of_run(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ())
         further: diagnostics about the run that only its sweep reveals.
     """
     record, diagnostics, points = analysis.record, [], []
-    for raised in (*raised_diagnostics(analysis), *(Raised(diagnostics=(one,)) for one in further)):
+    for raised in (
+        *raised_diagnostics(analysis),
+        *(Raised(diagnostics=(diagnostic,)) for diagnostic in further),
+    ):
         diagnostics.append({**msgspec.to_builtins(raised.worst), "where": list(raised.where)})
     for line in flat.points(analysis, folder, further):
         for name in flat.IDENTITY:

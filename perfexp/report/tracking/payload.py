@@ -116,7 +116,7 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
     Parameters and the winner are set once all runs have ended.
     """
     sweep = whole.sweep
-    records = [one.record for one in whole.analyses]
+    records = [analysis.record for analysis in whole.analyses]
     paths = SweepPaths(folder)
     kinds = {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}
     files = []
@@ -126,7 +126,7 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
     num_finished = sum(child.status is Status.OK for child in sweep.children)
     is_whole = len(sweep.children) == sweep.jobs
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
-    table = list(itertools.chain.from_iterable(one.rows for one in whole.analyses))
+    table = list(itertools.chain.from_iterable(analysis.rows for analysis in whole.analyses))
     metrics, notes = sendable_figures(best_figures(table), lambda _: ended)
     points, first_tags = table_of(flat.sweep(whole) if records else [])
     tags = {
@@ -189,8 +189,10 @@ def of_comparison(
     tags = {"perfexp.version": comparison.perfexp_version, "mlflow.source.name": "perfexp"}
     uids = list[list[str]]()
     for side, of_side in zip(comparison.sides, records, strict=True):
-        tags[f"perfexp.side.{side.name}"] = " ".join(f"{one.name} ({one.uid})" for one in of_side)
-        uids.append([safe_uid(one.uid) for one in of_side])
+        tags[f"perfexp.side.{side.name}"] = " ".join(
+            f"{measured_record.name} ({measured_record.uid})" for measured_record in of_side
+        )
+        uids.append([safe_uid(measured_record.uid) for measured_record in of_side])
     uid = hashlib.sha256(json.dumps([uids, comparison.margin]).encode()).hexdigest()
     files = [Artifact(path=file.name, kind="") for file in sorted(folder.glob("comparison.*"))]
     return Payload(
@@ -230,7 +232,7 @@ def epochs_of(point: Point, seconds: float) -> list[Figure]:
         seconds: duration of earlier epochs, which the point does not contain.
     """
     ends = ends_of_epochs(point, seconds)
-    return sendable_figures(of_epochs(point), lambda one: ends[one.step])[0]
+    return sendable_figures(of_epochs(point), lambda figure: ends[figure.step])[0]
 
 
 def _children(record: Record, parts: Sequence[PointRun]) -> list[Payload]:
@@ -382,7 +384,7 @@ def sendable_figures(
         "perfexp.dropped_metrics": reasons(dropped),
         "perfexp.estimated_metrics": ", ".join(estimated),
     }
-    return [one for one in sent.values() if one.name not in outdated], tags
+    return [figure for figure in sent.values() if figure.name not in outdated], tags
 
 
 def _outdated(sent: Iterable[tuple[str, int]]) -> list[str]:
@@ -418,7 +420,7 @@ def end_times(record: Record) -> Callable[[Charted], int]:
             ends[key, None] = max(end, ends.get((key, None), 0))
         for number, epoch_end in ends_of_epochs(point).items():
             ends[point.key, number] = epoch_end
-    return lambda one: ends[one.key, one.step if one.group == "epoch" else None]
+    return lambda figure: ends[figure.key, figure.step if figure.group == "epoch" else None]
 
 
 def ends_of_epochs(point: Point, seconds: float = 0.0) -> dict[int, int]:
@@ -462,7 +464,7 @@ def best_figures(table: Sequence[Row]) -> Iterator[Charted]:
                 is_estimated = median.low is None
                 yield Charted("best", name, milliseconds, row.key, 0, estimated=is_estimated)
         if rated := [(rate, row) for row in rows if (rate := row.samples_per_second)]:
-            rate, row = max(rated, key=lambda one: one[0].value)
+            rate, row = max(rated, key=lambda pair: pair[0].value)
             name, is_estimated = f"{prefix}samples_per_second", rate.low is None
             yield Charted("best", name, rate.value, row.key, 0, estimated=is_estimated)
 

@@ -134,7 +134,7 @@ def _of_axes(counts: Mapping[str, str], records: Sequence[Record]) -> str:
         part = _part(axis)
         usual = f"{part}s" if part else axis.rpartition(".")[2]
         nouns.append(f"{count}{_NOUNS.get(part or axis, usual)}")
-    words = [_fixed(_words(one, _timed(one)), counts) for one in records]
+    words = [_fixed(_words(record, _timed(record)), counts) for record in records]
     common = Counter(itertools.chain.from_iterable(map(dict.fromkeys, words)))
     shared = [word for word, number in common.items() if number == len(words)]
     return _with(_cut(" × ".join(nouns), LENGTH), shared)

@@ -68,10 +68,10 @@ class SweepElement:
         shows whether this command's process has written a record.
         """
         try:
-            found = RunPaths(self.assignment.folder).record.stat()
+            status = RunPaths(self.assignment.folder).record.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
     def record(self) -> Record | None:
         """Return the record in the run folder; None if it is missing or unreadable.
@@ -285,8 +285,10 @@ def of_arguments(arguments: Sequence[str]) -> tuple[list[str], Element | None]:
 
     The element is None without `--of-sweep`. `main` calls this for every command line.
     """
-    own = [text for text in arguments if text.partition("=")[0] in (OF_SWEEP, PARENT, REQUEUE)]
-    values = dict(text.partition("=")[::2] for text in own)
+    sweep_arguments = [
+        text for text in arguments if text.partition("=")[0] in (OF_SWEEP, PARENT, REQUEUE)
+    ]
+    values = dict(text.partition("=")[::2] for text in sweep_arguments)
     if OF_SWEEP not in values:
         return list(arguments), None
     parent = values.get(PARENT)
@@ -295,4 +297,4 @@ def of_arguments(arguments: Sequence[str]) -> tuple[list[str], Element | None]:
     )
     if parent:
         lifeline.die_with(int(parent))
-    return [text for text in arguments if text not in own], element
+    return [text for text in arguments if text not in sweep_arguments], element

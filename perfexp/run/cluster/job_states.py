@@ -87,14 +87,14 @@ def load(paths: SweepPaths) -> dict[int, SubmittedRun]:
 
     `states` and `perfexp cluster logs` read it.
     """
-    found: dict[int, SubmittedRun] = {}
+    submitted: dict[int, SubmittedRun] = {}
     with suppress(OSError):
         for line in foreign.read_bytes(paths.jobs, _MOST_BYTES).splitlines():
             with suppress(*foreign.DECODING_ERRORS):
                 entry = msgspec.json.decode(line, type=SubmittedRun)
                 if _JOB.fullmatch(entry.job):
-                    found[entry.run] = entry
-    return found
+                    submitted[entry.run] = entry
+    return submitted
 
 
 class JobState(StrEnum):
