@@ -412,14 +412,14 @@ def _intended_override(
         return word
     if not equals:
         return _option_override(word, options)
-    group, dot, rest = name.lstrip("-").replace("-", "_").partition(".")
+    group, dot, subkey = name.lstrip("-").replace("-", "_").partition(".")
     if not word.startswith("-") and (group in keys or group not in _KEY_OF_ALIAS):
         return word
     exact = _KEY_OF_ALIAS.get(group, group)
     key = exact if exact in keys else next(iter(nearest(group, keys, 1)), None)
     if not key:
         return None
-    return f"{key}{dot}{rest}={_VALUE_OF_ALIAS.get(value.lower(), value)}"
+    return f"{key}{dot}{subkey}={_VALUE_OF_ALIAS.get(value.lower(), value)}"
 
 
 def _option_override(word: str, options: Mapping[str, Collection[str]]) -> str | None:

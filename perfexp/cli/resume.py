@@ -171,13 +171,13 @@ def begun_run(folder: Path) -> Begun:
             f"resume={folder}: no run (plan.yaml) and no sweep (sweep.json) found; name another "
             "folder."
         )
-    plan, place = plan_file.read_begun(paths.plan)
+    plan, begun_in = plan_file.read_begun(paths.plan)
     command = plan.get("command")
     if not isinstance(command, list) or not all(isinstance(text, str) for text in command):
         raise UserError(
             f"resume={folder}: its plan.yaml has no command; repeat the one that started it."
         )
-    return Begun(command, place, plan, paths.sweep)
+    return Begun(command, begun_in, plan, paths.sweep)
 
 
 def _plan_of(sweep: Sweep, folder: Path) -> Mapping[str, Any]:
@@ -203,9 +203,9 @@ def _key_of(word: str) -> str:
 def _name_files(words: Sequence[str]) -> bool:
     """Return whether a word may name something in the current folder by a relative path."""
     plain = [word.replace("\\", "").replace("file://", " ") for word in words]
-    whole = "\n".join(plain)
+    plan_text = "\n".join(plain)
     here = (path.name.replace("\\", "") for path in Path.cwd().iterdir())
     # of a million names few are in the command: a pattern of all would take minutes
-    names = "|".join(map(re.escape, [".", "..", *(name for name in here if name in whole)]))
+    names = "|".join(map(re.escape, [".", "..", *(name for name in here if name in plan_text)]))
     entry = re.compile(rf"(^|{_SEPARATOR})({names})(/|$|{_SEPARATOR})")
     return any("${" in word or entry.search(word) for word in plain)

@@ -176,8 +176,12 @@ def _sides(
     records, missing = sides.records(new, uri)
     is_name = Path(against).name == against and not against.startswith(sides.MLFLOW)
     if is_name and (named_baselines.find(root, against) or not Path(against).exists()):
-        place = sides.baseline(root, against, machine or named_baselines.machine_of(records))
-        yield Side.of("A", str(place), map(Analysis.of, named_baselines.read(place)))
+        baseline_folder = sides.baseline(
+            root, against, machine or named_baselines.machine_of(records)
+        )
+        yield Side.of(
+            "A", str(baseline_folder), map(Analysis.of, named_baselines.read(baseline_folder))
+        )
     else:
         before, lacking = sides.records(against, uri)
         yield Side.of("A", against, map(Analysis.of, before), lacking)
@@ -375,23 +379,23 @@ def baseline(
         records, missing = sides.records(source, uri)
         for line in missing:
             echo(f"left out, without a record: {line}", err=True)
-        place = named_baselines.add(root, name, records, machine, force=force)
-        emit({"added": place}, [f"added {place}"], as_json=as_json)
+        baseline_folder = named_baselines.add(root, name, records, machine, force=force)
+        emit({"added": baseline_folder}, [f"added {baseline_folder}"], as_json=as_json)
     elif action is Action.show:
         _show(sides.baseline(root, name, machine), as_json=as_json)
     else:
-        place = sides.baseline(root, name, machine)
+        baseline_folder = sides.baseline(root, name, machine)
         try:
-            named_baselines.remove(place)
+            named_baselines.remove(baseline_folder)
         except OSError as error:
-            raise UserError(f"{place} can't be removed: {error.strerror}.") from error
-        emit({"removed": place}, [f"removed {place}"], as_json=as_json)
+            raise UserError(f"{baseline_folder} can't be removed: {error.strerror}.") from error
+        emit({"removed": baseline_folder}, [f"removed {baseline_folder}"], as_json=as_json)
 
 
-def _show(place: Path, *, as_json: bool) -> None:
+def _show(folder: Path, *, as_json: bool) -> None:
     """Print the records of a baseline."""
-    analyses = map(Analysis.of, named_baselines.read(place))
-    runs = [(analysis, place / str(number)) for number, analysis in enumerate(analyses)]
+    analyses = map(Analysis.of, named_baselines.read(folder))
+    runs = [(analysis, folder / str(number)) for number, analysis in enumerate(analyses)]
     if as_json:
         emit(json_results.document([json_results.of_run(*run) for run in runs]), (), as_json=True)
         return
@@ -399,11 +403,11 @@ def _show(place: Path, *, as_json: bool) -> None:
         Console().show(*run)
 
 
-def _facts(place: Path) -> dict[str, str]:
+def _facts(folder: Path) -> dict[str, str]:
     """Return date, run count and first run of a baseline as texts, or why it is unreadable."""
-    about = {"machine": place.parent.name, "name": place.name}
+    about = {"machine": folder.parent.name, "name": folder.name}
     try:
-        records = named_baselines.read(place)
+        records = named_baselines.read(folder)
     except PerfexpError as error:
         unread = {"measured": "", "content": "unreadable", "first_run": one_line(str(error))}
         return about | unread

@@ -211,8 +211,8 @@ def _why_nothing(folder: Path, endings: Collection[str], stays: Mapping[str, int
             reasons.append(f"{units.counted(count, 'file')} {why}")
         if why.startswith(_OTHER):
             known_kinds.add(why.removeprefix(_OTHER))
-    what = ", ".join(reasons) or f"no folder has the {MANIFEST} of a run or a sweep"
-    yield f"Nothing in or below {folder} is to go: {what}."
+    reason = ", ".join(reasons) or f"no folder has the {MANIFEST} of a run or a sweep"
+    yield f"Nothing in or below {folder} is to go: {reason}."
     for kind in {ending.removeprefix(".") for ending in endings} - known_kinds:
         yield f"Nothing is of the kind {kind}. {did_you_mean(kind, known_kinds)}".rstrip()
 

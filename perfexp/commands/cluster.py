@@ -135,12 +135,12 @@ def logs(
 
     Example: perfexp cluster logs outputs/2026-11-28/100000-sweep-model --run 3
     """
-    place, number = _submitted(folder, run)
-    paths = SweepPaths(place)
+    sweep_folder, number = _submitted(folder, run)
+    paths = SweepPaths(sweep_folder)
     refuse_link(paths.job_logs)
     entry = job_states.load(paths).get(number)
     if entry is None:
-        raise UserError(f"Run {number} of {place} was not submitted.")
+        raise UserError(f"Run {number} of {sweep_folder} was not submitted.")
     for suffix in ("out", "err"):
         file = paths.job_logs / f"{entry.job}.{suffix}"
         try:

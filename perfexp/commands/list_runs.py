@@ -173,22 +173,22 @@ def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[ListEntry]:
     runs: dict[Path, _RecordParts] = {}
     sweeps: dict[str | None, tuple[Path, Sweep | None]] = {}
     for file in folders.below(folder, RECORD, PLAN, SWEEP, refused=_report):
-        place = home_of(file)
+        run_home = home_of(file)
         try:
             if file.name == SWEEP:
-                sweep = Sweep.load(place)
-                sweeps[sweep.uid] = place, sweep
-            elif place not in runs:  # a record comes before the plan beside it
-                runs[place] = _recorded(file) if file.name == RECORD else _begun(file)
+                sweep = Sweep.load(run_home)
+                sweeps[sweep.uid] = run_home, sweep
+            elif run_home not in runs:  # a record comes before the plan beside it
+                runs[run_home] = _recorded(file) if file.name == RECORD else _begun(file)
         except (UserError, OSError, *foreign.DECODING_ERRORS) as error:
             _report(error, file)
     entries: dict[Path, ListEntry] = {}
     keys: set[str] = set()
-    for place, run in runs.items():
+    for run_home, run in runs.items():
         keys |= run.plan.keys()
         if all(_has(run.plan, key, values) for key, values in wanted.items()):
             uid = run.sweep.uid if run.sweep else None
-            home, of_sweep = sweeps.get(uid, (place, None))
+            home, of_sweep = sweeps.get(uid, (run_home, None))
             earlier = entries.get(home, ListEntry(run.ended, home, []))
             entries[home] = ListEntry(
                 max(run.ended, earlier.ended), home, [*earlier.runs, run], of_sweep

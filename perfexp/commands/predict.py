@@ -199,16 +199,16 @@ def _largest_text(point: Mapping[str, Any], *, is_sheet: bool) -> str:
     """Return the upper bound of the batch that fits the device or its data-sheet memory."""
     device, largest = point["gpu"], point["largest_batch"]
     size = f"{units.format_bytes(point['capacity_bytes'])} of {device}"
-    about = place = ""
+    about = on_device = ""
     if is_sheet:
-        about, place = "about ", " on a device"
+        about, on_device = "about ", " on a device"
         gigabytes = f"{point['capacity_bytes'] / 1e9:g} GB"
         size = f"the {gigabytes} of {device}'s data sheet (drivers report up to 7 % more)"
     if not largest:
         return f"no sample fits in {size}"
     return (
         f"at most {about}batch {largest} in {size} "
-        f"(upper bound; found by trial with batch_size=max{place})"
+        f"(upper bound; found by trial with batch_size=max{on_device})"
     )
 
 

@@ -168,30 +168,29 @@ class _Repetition:
         return lines
 
 
-def _read(place: Path) -> Record:
+def _read(path: Path) -> Record:
     """Read a record.
 
     Raises:
         UserError: it is unfinished or a sweep, or its plan was changed after the measurement.
     """
-    if place.is_dir() and not (place / RECORD).exists():
-        if (place / SWEEP).is_file():
+    if path.is_dir() and not (path / RECORD).exists():
+        if (path / SWEEP).is_file():
             raise UserError(
-                f"{place} is a sweep; name the folder of one of its runs (perfexp status {place})."
+                f"{path} is a sweep; name the folder of one of its runs (perfexp status {path})."
             )
-        refuse_unfinished(place)
-    record = Record.load(place)
+        refuse_unfinished(path)
+    record = Record.load(path)
     if plan_file.plan_hash(record.plan) != record.plan_hash:
         raise UserError(
-            f"{place}: the plan in it does not match its plan_hash; it was changed. "
-            "Nothing was run."
+            f"{path}: the plan in it does not match its plan_hash; it was changed. Nothing was run."
         )
     return record
 
 
 def _settle(
     record: Record,
-    place: Path,
+    source: Path,
     overrides: Sequence[str],
     processes: int | None,
     config_dir: Path | None,
@@ -202,7 +201,7 @@ def _settle(
 
     Args:
         record: record to reproduce.
-        place: its folder, or its record.json.
+        source: its folder, or its record.json.
         overrides: overrides that the user typed.
         processes: number of fresh processes; None for the default.
         config_dir: further folder with options.
@@ -211,29 +210,29 @@ def _settle(
     Raises:
         UserError: the user must type the command, or it gives another plan here.
     """
-    given = given_keys(overrides, {"processes": "--processes", "resume": "the folder"})
+    given_names = given_keys(overrides, {"processes": "--processes", "resume": "the folder"})
     processes = processes or _default_processes(record)
     batch_overrides = []
-    if "batch_size" not in given:
-        batch_overrides = _found_batches(record, given)
+    if "batch_size" not in given_names:
+        batch_overrides = _found_batches(record, given_names)
     flags = []
     if config_dir is not None:
         flags = [f"{CONFIG_DIR[0]}={config_dir}"]
     typed = [*flags, *overrides, *batch_overrides]
     if processes is not None:
         typed.append(f"processes={processes}")
-    begun = _begun(record, place)
+    begun = _begun(record, source)
     repeated = begun.overrides(typed, is_measured)
     if repeated:
         begun.refuse_untyped(
-            repeated, str(place), ["reproduce", str(place), *repeated, *flags, *overrides]
+            repeated, str(source), ["reproduce", str(source), *repeated, *flags, *overrides]
         )
     arguments = [*repeated, *typed]
     elsewhere = [text for text in arguments if not text.startswith("output_dir=")]
     plain = compose(arguments)
     plan = config.typed(plain)
     folder = naming.run_folder(replace(plan, stage=None), "again").absolute()
-    if folder.resolve() == folder_of(place).resolve():
+    if folder.resolve() == folder_of(source).resolve():
         raise UserError(f"output_dir={folder} is the record's own folder; choose another.")
     named = (Path(text.partition("=")[2]) for text in elsewhere)
     differing = {
@@ -248,34 +247,34 @@ def _settle(
         has_gpus=fact_at(record.environment, "device.kind") == "cuda",
     )
     if composed_here and (why := plan_file.refusal_of_sources(record.plan, plain)):
-        raise UserError(f"{place} was measured with other code: {why} Nothing was run.")
+        raise UserError(f"{source} was measured with other code: {why} Nothing was run.")
     if composed_here and (changes := again.changes(plain)):
         listed = "\n  ".join(changes[:20])
         made = f"perfexp {record.perfexp_version}"
         if commit := fact_at(record.environment, "git.commit"):
             made += f" (commit {commit})"
         raise UserError(
-            f"{place}: its command gives another plan here than in the record, "
+            f"{source}: its command gives another plan here than in the record, "
             f"which {made} made:\n  {listed}\n"
             "Use that version, or type the values again as KEY=VALUE. Nothing was run."
         )
     return again
 
 
-def _begun(record: Record, place: Path) -> Begun:
+def _begun(record: Record, path: Path) -> Begun:
     """Return the record's command, as this user's own if the plan beside it is signed for it."""
     with suppress(UserError):
-        begun = begun_run(folder_of(place))
+        begun = begun_run(folder_of(path))
         if begun.command == record.command:
             return begun
     return Begun(record.command, None, record.plan)
 
 
-def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
+def _found_batches(record: Record, given_names: Collection[str] = ()) -> list[str]:
     """Return overrides with the batch sizes that a search found, so that it is not repeated.
 
     Args:
-        given: keys that the user typed, which keep their values.
+        given_names: keys that the user typed, which keep their values.
 
     Raises:
         UserError: each size has another batch.
@@ -288,7 +287,7 @@ def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
         is_measured = fact_at(record.plan, f"mode.{phase}") is not None
         if (
             not is_measured
-            or key in given
+            or key in given_names
             or not seeks_batch(shared if phase_batch is None else phase_batch)
         ):
             continue

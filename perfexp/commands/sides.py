@@ -130,15 +130,15 @@ def load(places: Sequence[str], uri: str | None) -> list[Side]:
     if len(places) < 2:
         raise UserError(f"{places[0]} is one side only; name two or more: perfexp compare A B.")
     seen = set()
-    for place in places:
-        resolved = place if place.startswith(MLFLOW) else str(Path(place).resolve())
+    for source in places:
+        resolved = source if source.startswith(MLFLOW) else str(Path(source).resolve())
         if resolved in seen:
-            raise UserError(f"{place} was given twice; name two different runs.")
+            raise UserError(f"{source} was given twice; name two different runs.")
         seen.add(resolved)
     sides = []
-    for name, place in zip(_names(len(places)), places, strict=True):
-        records_here, missing = records(place, uri)
-        sides.append(_side(name, place, list(map(Analysis.of, records_here)), missing))
+    for name, source in zip(_names(len(places)), places, strict=True):
+        records_here, missing = records(source, uri)
+        sides.append(_side(name, source, list(map(Analysis.of, records_here)), missing))
     return sides
 
 
@@ -172,7 +172,7 @@ def _within(folder: Path) -> list[Side]:
                 "such as model=A,B, or name two sides: perfexp compare A B."
             )
         raise UserError(f"{folder} is one side only; name two or more: perfexp compare A B.")
-    places = {child.job: str(place) for child, place, _ in runs}
+    places = {child.job: str(run_folder) for child, run_folder, _ in runs}
     decided_by = _decided_by(folder)
     sides = []
     for name, group in zip(_names(len(groups)), groups, strict=True):
@@ -235,7 +235,7 @@ def _decided_by(folder: Path) -> tuple[str, ...] | None:
     return tuple(words(metrics))
 
 
-def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
+def records(source: str, uri: str | None) -> tuple[list[Record], list[str]]:
     """Return the records of a run or a sweep, and a line for each run without a record.
 
     `compare`, `check` and `baseline` read their folders with it.
@@ -243,9 +243,9 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
     Raises:
         UserError: there is no record, or a record is unreadable.
     """
-    if place.startswith(MLFLOW):
-        return _stored(place.removeprefix(MLFLOW), uri), []
-    folder = Path(place)
+    if source.startswith(MLFLOW):
+        return _stored(source.removeprefix(MLFLOW), uri), []
+    folder = Path(source)
     if is_sweep(folder):
         runs = _of_sweep(folder)
         measured = [record for _, _, record in runs if record]
@@ -253,7 +253,7 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
     if folder.is_dir() and not (folder / RECORD).exists():
         refuse_unfinished(folder)
         raise UserError(
-            f"There is no {RECORD} and no {SWEEP} in {place}. Name a run's folder or a sweep's."
+            f"There is no {RECORD} and no {SWEEP} in {source}. Name a run's folder or a sweep's."
         )
     load_one = vendor_file.load if vendor_file.is_one(folder) else Record.load
     return [load_one(folder)], []
@@ -271,10 +271,10 @@ def baseline(root: Path, name: str, machine: str | None = None) -> Path:
         UserError: no machine has the baseline, or several do.
     """
     places = named_baselines.find(root, name)
-    matching = [place for place in places if machine in (None, place.parent.name)]
+    matching = [candidate for candidate in places if machine in (None, candidate.parent.name)]
     if len(matching) == 1:
         return matching[0]
-    machines = ", ".join(place.parent.name for place in places)
+    machines = ", ".join(candidate.parent.name for candidate in places)
     if matching:
         raise UserError(
             f"Several machines have a baseline {name}: {machines}. Name one with --machine."
@@ -303,7 +303,7 @@ def _of_sweep(folder: Path) -> list[tuple[SweepChild, Path, Record | None]]:
     """
     sweep = Sweep.load(folder)
     children = sorted(folders.run_folders(sweep, folder), key=lambda pair: pair[0].job)
-    runs = [(child, place, sweep.record_of(child, folder)) for child, place in children]
+    runs = [(child, run_folder, sweep.record_of(child, folder)) for child, run_folder in children]
     if not any(record for _, _, record in runs):
         raise UserError(
             f"None of the runs of the sweep in {folder} has a {RECORD}: perfexp status {folder}."

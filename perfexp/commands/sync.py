@@ -91,8 +91,8 @@ def _send(
     else:
         sweep = Sweep.load(file)
         sink = MlflowSink(uri=uri, experiment=experiment or experiments.get(sweep.uid))
-        whole = SweepAnalysis.of(sweep, sweep.records(file.parent))
+        sweep_analysis = SweepAnalysis.of(sweep, sweep.records(file.parent))
         name = sweep.name
-        link = sink.publish_sweep(whole, file.parent)
+        link = sink.publish_sweep(sweep_analysis, file.parent)
     links[sink.uri] = link
     return {"name": name, "folder": str(file.parent), "link": link}

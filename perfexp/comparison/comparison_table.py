@@ -114,9 +114,11 @@ def _unexplained(comparison: Comparison, side: SideFacts) -> list[str]:
     count = list(points.values()).count(False)
     if not count:
         return []
-    where = f" at {units.counted(count, 'point')} of {len(points)}" if len(points) > 1 else ""
+    share_of_points = (
+        f" at {units.counted(count, 'point')} of {len(points)}" if len(points) > 1 else ""
+    )
     return [
-        f"layers are not compared{where}: they are shares only, of a profiled call unlike the "
+        f"layers are not compared{share_of_points}: they are shares only, of a profiled call unlike the "
         "timed one"
     ]
 
@@ -289,8 +291,8 @@ def _means(comparison: Comparison, side: SideFacts) -> list[str]:
             texts.append(f"{mean.phase} {text}" if len(phases) > 1 else text)
     if not texts:
         return []
-    where = f"{units.counted(points, 'point')} of {units.counted(models, 'model')}"
-    line = f"geometric mean over {where}: {', '.join(texts)}"
+    scope = f"{units.counted(points, 'point')} of {units.counted(models, 'model')}"
+    line = f"geometric mean over {scope}: {', '.join(texts)}"
     if models < LEAST_CLUSTERS:
         line += f"; no intervals below {LEAST_CLUSTERS} models"
     return [line]
@@ -505,9 +507,9 @@ def explained(comparison: Comparison, side: SideFacts) -> list[str]:
                 shares[pair.point] = (sums[pair.point] / (pair.other - pair.baseline), measure)
     lines = [_READ_LAYERS] if sums else []
     for point, (share, measure) in list(shares.items())[:_MOST_LAYERS]:
-        where = f" at {point}" if len(sums) > 1 else ""
+        at_point = f" at {point}" if len(sums) > 1 else ""
         lines.append(
-            f"all layers together explain {percent(share)} of the difference of {measure}{where}"
+            f"all layers together explain {percent(share)} of the difference of {measure}{at_point}"
         )
     return lines
 

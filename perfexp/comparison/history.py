@@ -47,8 +47,8 @@ class Change(NamedTuple):
     @property
     def text(self) -> str:
         """Return the change as a line."""
-        place = f"{self.measure} of {self.point} between {self.before} and {self.after}"
-        text = f"CHANGED {place}: {_PERCENT.format(*self.percent)}"
+        subject = f"{self.measure} of {self.point} between {self.before} and {self.after}"
+        text = f"CHANGED {subject}: {_PERCENT.format(*self.percent)}"
         if self.total:
             word = MEASURES[self.measure].worse
             text += f"; {word} since the baseline: {_PERCENT.format(*self.total)}"

@@ -475,15 +475,15 @@ def _layers(pair: Pair, label: str) -> list[LayerDifference]:
     agree = disagreement(*filter(None, (point.profiled, other_point.profiled))) is None
     total = sum(map(itemgetter(0), after.values())) - sum(map(itemgetter(0), before.values()))
     lines = []
-    for place in dict.fromkeys((*before, *after)):
-        old, old_kernels = before.get(place, (0.0, ()))
-        new, new_kernels = after.get(place, (0.0, ()))
+    for row in dict.fromkeys((*before, *after)):
+        old, old_kernels = before.get(row, (0.0, ()))
+        new, new_kernels = after.get(row, (0.0, ()))
         lines.append(
             LayerDifference(
                 side=pair.side,
                 point=label,
-                layer=place[0],
-                which=place[1],
+                layer=row[0],
+                which=row[1],
                 baseline_seconds=old,
                 other_seconds=new,
                 share=(new - old) / total if total else 0.0,
@@ -504,10 +504,10 @@ def _places(point: Point | None) -> dict[tuple[str, str], tuple[float, Collectio
     if point is None:
         return places
     for line in (point.facts.get("layers") or {}).get("lines", ()):
-        place = name_of(line), pass_of(line)
-        seconds, kernels = places.get(place, (0.0, ()))
+        row = name_of(line), pass_of(line)
+        seconds, kernels = places.get(row, (0.0, ()))
         kernel_names = map(short, line.get("kernels") or {})
-        places[place] = (
+        places[row] = (
             seconds + seconds_of(line) + gap_of(line),
             dict.fromkeys((*kernels, *kernel_names)),
         )

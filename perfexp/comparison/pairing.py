@@ -163,8 +163,8 @@ def match(baseline: Side, other: Side) -> Matching:
     identity = [name for name in all_features if baseline.features(name) & other.features(name)]
     before, after = _by_place(baseline, identity), _by_place(other, identity)
     pairs, alone = [], []
-    for place in dict.fromkeys((*before, *after)):
-        first, second = before.get(place), after.get(place)
+    for point_key in dict.fromkeys((*before, *after)):
+        first, second = before.get(point_key), after.get(point_key)
         is_measured = first is not None and first.status is Status.OK
         if first and second and is_measured and second.status is Status.OK:
             pairs.append((first, second))
@@ -240,8 +240,8 @@ def measured(analysis: Analysis) -> Iterable[Measurement]:
         for name, value in record.sweep.axes.items():
             if name not in POINT_AXES and name.split(".")[0] not in _COVERED:
                 further_features[name] = value
-    for name, place in _COUNTS.items():
-        count = fact_at(record.plan, place)
+    for name, fact_path in _COUNTS.items():
+        count = fact_at(record.plan, fact_path)
         if count not in (None, 1):
             further_features[name] = str(count)
     figures = repeats(analysis)

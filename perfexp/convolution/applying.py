@@ -128,10 +128,12 @@ def apply(
     Raises:
         UserError: the plan does not fit the device, the libraries or the module.
     """
-    place = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    torch_device = next(
+        (parameter.device for parameter in module.parameters()), torch.device("cpu")
+    )
     device: Device = CpuDevice()
-    if place.type == "cuda":
-        device = CudaDevice(index=place.index or 0)
+    if torch_device.type == "cuda":
+        device = CudaDevice(index=torch_device.index or 0)
     return _applied(module, read(Path(plan)), device, remeasure=remeasure)
 
 

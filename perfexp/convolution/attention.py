@@ -258,8 +258,8 @@ class FastestBackend(Races):
     def choose(self, problem: AttentionProblem) -> Winners:
         """Return the fastest backend of a problem, for all its passes, from the cache or a race."""
         # the index of a GPU does not matter, but whether products round
-        place = torch.device(problem.device.type)
-        key = f"TF32 {tf32.allowed()[0]} {problem._replace(device=place)}"
+        device_type = torch.device(problem.device.type)
+        key = f"TF32 {tf32.allowed()[0]} {problem._replace(device=device_type)}"
         hold = partial(self._race, problem)
         return self.remembered(key, problem.passes, hold, partial(_check, problem))
 
@@ -292,10 +292,10 @@ class FastestBackend(Races):
             if problem.device.type == "cuda":
                 torch.cuda.empty_cache()  # the losers' workspaces
         first, *others = problem.passes
-        rest = {
+        other_passes = {
             pass_type: PassChoice(engine=winner) for pass_type in others
         }  # the times cover all passes
-        return {first: PassChoice(engine=winner, **facts), **rest}
+        return {first: PassChoice(engine=winner, **facts), **other_passes}
 
 
 def _exact_runner(
@@ -680,8 +680,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 def _races(device: Any, threads: Threads) -> FastestBackend:
     """Return the races for `fastest`, with a cache of winners for other processes."""
-    place = cache_folder("algorithms")
-    choices = JsonCache(place, {**context_of(device), "race": "of attention"})
+    folder = cache_folder("algorithms")
+    choices = JsonCache(folder, {**context_of(device), "race": "of attention"})
     return FastestBackend(device=device, threads=threads, choices=choices)
 
 

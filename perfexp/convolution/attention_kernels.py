@@ -96,8 +96,8 @@ class Seen:
         fused = {name for name in map(family, everything) if name is not None}
         marked_names = {name for names in self.kernels.values() for name in names}
         if report.selected == "math":
-            rest = [name for name in everything if name not in marked_names]
-            is_ran = not any(map(family, rest)) and any(map(_PRODUCT.search, everything))
+            unmarked = [name for name in everything if name not in marked_names]
+            is_ran = not any(map(family, unmarked)) and any(map(_PRODUCT.search, everything))
         else:
             is_ran = fused == {report.selected}
         if is_ran:

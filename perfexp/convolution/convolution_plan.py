@@ -107,8 +107,8 @@ class ConvolutionPlan:
         size = self.workspace_bytes
         # freed after enqueueing; stream order protects it from its next user
         workspace = torch.empty(size, dtype=torch.uint8, device=first.device) if size else None
-        place = 0 if workspace is None else workspace.data_ptr()
-        self._replays((first.data_ptr(), second.data_ptr(), out.data_ptr(), place))
+        workspace_address = 0 if workspace is None else workspace.data_ptr()
+        self._replays((first.data_ptr(), second.data_ptr(), out.data_ptr(), workspace_address))
         return out
 
     def _enqueue(self, first: int, second: int, out: int, workspace: int) -> None:
@@ -184,5 +184,5 @@ def guess(pass_type: Pass, shape: Shape, limit: int | None) -> str:
     for code, size in ranked:
         if limit is None or size <= limit:
             return names[code]
-    where = " within the limit" if ranked else ""
-    raise CudnnError(f"the heuristic has no choice{where}")
+    condition = " within the limit" if ranked else ""
+    raise CudnnError(f"the heuristic has no choice{condition}")

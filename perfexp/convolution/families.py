@@ -60,9 +60,9 @@ def bare(kernel: str) -> str:
     full names differ between shapes and GPUs.
     """
     if match := _XMMA.search(kernel):
-        kind, rest = match.groups()
+        kind, suffix = match.groups()
         if kind == "gemm":
-            return "xmma_gemm_complex" if rest.startswith("cf32") else "xmma_gemm"
+            return "xmma_gemm_complex" if suffix.startswith("cf32") else "xmma_gemm"
         return f"xmma_{kind}"
     if match := _CUTLASS.search(kernel):
         return f"cutlass_{(match[1] or match[2] or match[3]).lower()}"

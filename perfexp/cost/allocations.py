@@ -412,10 +412,10 @@ class CachingAllocator:
         index = bisect_left(free, (size, 0), key=MemoryBlock.sort_key)
         block = free.pop(index) if index < len(free) else self._segment(size, is_small)
         block.is_free = False
-        rest = block.size - size
-        if rest >= BLOCK_BYTES if is_small else rest > _SMALL_BYTES:
+        spare_bytes = block.size - size
+        if spare_bytes >= BLOCK_BYTES if is_small else spare_bytes > _SMALL_BYTES:
             after = MemoryBlock(
-                block.address + size, rest, is_small, before=block, after=block.after
+                block.address + size, spare_bytes, is_small, before=block, after=block.after
             )
             if block.after is not None:
                 block.after.before = after

@@ -182,8 +182,8 @@ def _work(
                 "known": registered is not None,
                 "backward_known": not (is_recorded and differentiable),
             }
-            macs, rest = divmod(registered() if registered else 0, 2)
-            terms = [Term(macs=macs, other_flops=rest)]
+            macs, odd_flop = divmod(registered() if registered else 0, 2)
+            terms = [Term(macs=macs, other_flops=odd_flop)]
         else:
             weight_operands, other_operands = list[torch.Tensor](), list[torch.Tensor]()
             if any(map(is_number, tensors_in(outputs))):

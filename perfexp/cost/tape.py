@@ -110,10 +110,10 @@ class ModuleNames:
         """
         number, kind = self._calls[module, again], type(module).__name__
         self._calls[module, again] += 1
-        whole = type(module).__module__.startswith("torch.nn") or not (
+        is_leaf_call = type(module).__module__.startswith("torch.nn") or not (
             module is self.model or module._modules
         )
-        return Call(path=self.paths.get(module, kind), number=number, kind=kind, whole=whole)
+        return Call(path=self.paths.get(module, kind), number=number, kind=kind, whole=is_leaf_call)
 
     def restart(self) -> None:
         """Begin the next model call: numbers start at 0 again."""

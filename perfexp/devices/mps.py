@@ -82,8 +82,8 @@ class MpsDevice(CpuDevice):
 
     def doubts(self) -> list[Diagnostic]:
         """Return the diagnostic that this device is untested and has no clock of its own."""
-        what = f"{self.name}; each call waits for it, and has no device time"
-        return [diagnostics.make("untested", what=what)]
+        message = f"{self.name}; each call waits for it, and has no device time"
+        return [diagnostics.make("untested", what=message)]
 
 
 def open_device(**_: Any) -> MpsDevice:

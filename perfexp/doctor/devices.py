@@ -275,8 +275,8 @@ def _driver(facts: Facts, board: Mapping[str, Any] | None) -> Finding:
             "convolutions are slow without it: install torch with cuDNN",
         )
     # 90100 is version 9.1.0, 8902 is 8.9.2
-    major, rest = divmod(torch["cudnn"], 10_000 if torch["cudnn"] >= 90_000 else 1_000)
-    return ok("CUDA", f"{observation}, cuDNN {major}.{rest // 100}.{rest % 100}")
+    major, minor_patch = divmod(torch["cudnn"], 10_000 if torch["cudnn"] >= 90_000 else 1_000)
+    return ok("CUDA", f"{observation}, cuDNN {major}.{minor_patch // 100}.{minor_patch % 100}")
 
 
 def _clocks(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Iterator[Finding]:

@@ -293,9 +293,11 @@ def _read_pairs(split: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
             "--json lists all",
         )
     if facts["read"] and not problems:
-        whole = (
+        summary = (
             "all"
             if facts["read"] == facts["pairs"]
             else f"{facts['read']} of {facts['pairs']}, evenly spread,"
         )
-        yield ok(check, f"{whole} read whole: images and masks agree, labels from 0 to 18 and 255")
+        yield ok(
+            check, f"{summary} read whole: images and masks agree, labels from 0 to 18 and 255"
+        )

@@ -241,23 +241,27 @@ class Side:
         return native, exact, _leaves(inputs)
 
 
-def _load(place: str) -> tuple[Callable[..., Any], ModuleType]:
+def _load(target: str) -> tuple[Callable[..., Any], ModuleType]:
     """Import a function.
 
     Raises:
         UserError: there is no such module or function.
     """
-    where, _, name = place.rpartition(":")
+    module_name, _, name = target.rpartition(":")
     try:
-        module = _import_file(Path(where)) if where.endswith(".py") else _import(where)
+        module = (
+            _import_file(Path(module_name)) if module_name.endswith(".py") else _import(module_name)
+        )
     except Exception as error:
-        raise UserError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+        raise UserError(
+            f"{module_name} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
     function = getattr(module, name, None)
     if not callable(function):
         near = did_you_mean(
             name, (candidate for candidate in vars(module) if callable(getattr(module, candidate)))
         )
-        raise UserError(f"{where} has no function '{name}'. {near}".rstrip())
+        raise UserError(f"{module_name} has no function '{name}'. {near}".rstrip())
     return function, module
 
 
@@ -288,11 +292,11 @@ def _device_of(inputs: Sequence[Any]) -> Device:
     Raises:
         UserError: they are on a device that cannot be timed here.
     """
-    place = next((tensor.device for tensor in tensors_in(inputs)), torch.device("cpu"))
-    if place.type == "cuda":
-        return CudaDevice(index=place.index or 0)
-    if place.type != "cpu":
-        raise UserError(f"The inputs are on {place.type}; make them on cpu or cuda.")
+    first_device = next((tensor.device for tensor in tensors_in(inputs)), torch.device("cpu"))
+    if first_device.type == "cuda":
+        return CudaDevice(index=first_device.index or 0)
+    if first_device.type != "cpu":
+        raise UserError(f"The inputs are on {first_device.type}; make them on cpu or cuda.")
     return CpuDevice()
 
 
@@ -314,13 +318,13 @@ def _functions(owners: Sequence[Any]) -> dict[str, Any]:
         "torch dispatch modes": torch._C._len_torch_dispatch_stack(),
     }
     while watched:
-        place, owner = watched.popitem()
+        prefix, owner = watched.popitem()
         for name in list(vars(owner)) if isinstance(owner, ModuleType) else dir(owner):
             value = getattr(owner, name, None)
             if callable(value):
-                functions[f"{place}.{name}"] = value, getattr(value, "__code__", None)
-            if isinstance(value, type) and value.__module__ == place:
-                watched[f"{place}.{name}"] = value
+                functions[f"{prefix}.{name}"] = value, getattr(value, "__code__", None)
+            if isinstance(value, type) and value.__module__ == prefix:
+                watched[f"{prefix}.{name}"] = value
     return functions
 
 

@@ -150,8 +150,8 @@ class Times:
         point.facts["device_method"] = method
         point.doubts += changes
         if method == "graph":
-            what = "`device` is the time of the call"
-            point.doubts.append(diagnostics.make("device_of_graph", what=what))
+            message = "`device` is the time of the call"
+            point.doubts.append(diagnostics.make("device_of_graph", what=message))
 
     def add_graph_time(self, point: Point, capture: collecting.Capture) -> None:
         """Add the call's device time as a CUDA graph, next to its time behind a pre-filled queue.
@@ -207,28 +207,28 @@ class Times:
         if data is not None:
             share = sum(data.measured) / float(sums.sum())
             point.metrics.append(Metric.of(DATA_SHARE, share))
-        whole = None
+        whole_call = None
         for name in (*DEVICE_TIMES, "throughput", "latency"):
             series = point.find_series(name)
             if series and series.measured and (on_device or name not in DEVICE_TIMES):
-                whole = series
+                whole_call = series
                 break
         # with cache=flush only the whole call begins with empty caches
-        if whole is None or self.cache is Cache.flush:
+        if whole_call is None or self.cache is Cache.flush:
             return
         # a loader delivers in bursts, which medians do not show but means do
         average = estimators.median_interval if on_device else estimators.mean_interval
-        sum_of_phases, undisturbed = average(sums), average(whole.measured)
+        sum_of_phases, undisturbed = average(sums), average(whole_call.measured)
         ratio = sum_of_phases.value / undisturbed.value
         point.metrics.append(Metric.of(PHASES, ratio))
         if estimators.differ(sum_of_phases, undisturbed, _PHASES_TOLERANCE):
             why = ""
-            if whole.name in DEVICE_TIMES and not chunk and ratio > 1:
+            if whole_call.name in DEVICE_TIMES and not chunk and ratio > 1:
                 why = (
                     ": they do not fit the launch queue and include the device's waits for the host"
                 )
             point.doubts.append(
-                diagnostics.make("phases_disagree", ratio=ratio, whole=whole.name, why=why)
+                diagnostics.make("phases_disagree", ratio=ratio, whole=whole_call.name, why=why)
             )
 
     def _time_synchronous(self, point: Point, call: collecting.Call) -> None:

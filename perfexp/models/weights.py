@@ -120,9 +120,9 @@ def _cause(file: Path, error: Exception) -> tuple[str, str]:
                 f"it is a pickled model ({name})",
                 "Save its state dict where the model's code is",
             )
-        what = "numbers of NumPy" if name.startswith("numpy.") else "an object of a class"
+        content = "numbers of NumPy" if name.startswith("numpy.") else "an object of a class"
         return (
-            f"it holds {what} ({name})",
+            f"it holds {content} ({name})",
             "Save its tensors alone: torch.save(checkpoint['state_dict'], FILE)",
         )
     if start[8:9] == b"{":
@@ -271,7 +271,9 @@ def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file
     ]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
     if complaints := [
-        f"{len(names)} {what}: {_first_names(names)}" for what, names in problems.items() if names
+        f"{len(names)} {problem}: {_first_names(names)}"
+        for problem, names in problems.items()
+        if names
     ]:
         raise UserError(
             f"The weights in {file} do not fit the {type(module).__name__}: "

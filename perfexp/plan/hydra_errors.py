@@ -190,8 +190,8 @@ def _place_in_file(error: yaml.YAMLError) -> str:
     """Return file, line and problem of a YAML error."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None)
-    where = f"{mark.name}, line {mark.line + 1}: " if mark else ""
-    return f"{where}{problem or _first_line(error)}"
+    position = f"{mark.name}, line {mark.line + 1}: " if mark else ""
+    return f"{position}{problem or _first_line(error)}"
 
 
 def _missing_option(error: MissingConfigException) -> UserError:
@@ -241,8 +241,8 @@ def _unknown_key(error: OmegaConfBaseException) -> UserError:
     ]
     close = exact or ([] if nearest(key, valid) else similar)
     hint = f"Did you mean {' or '.join(sorted(close)[:3])}?" if close else did_you_mean(key, valid)
-    where = f"{parent} has no key '{key}'" if parent else f"there is no key or group '{key}'"
-    return UserError(f"{full_key}: {where}. {hint}".rstrip())
+    reason = f"{parent} has no key '{key}'" if parent else f"there is no key or group '{key}'"
+    return UserError(f"{full_key}: {reason}. {hint}".rstrip())
 
 
 def _nested(node: Container) -> list[str]:

@@ -70,7 +70,7 @@ def _spec(name: str, places: list[str] | None) -> ModuleSpec | None:
                 return spec
         except KeyError:  # a package without __init__.py in another one, which is not imported
             spec = ModuleSpec(name, None, is_package=True)
-            folders = (Path(place) / name.rpartition(".")[2] for place in places or ())
+            folders = (Path(path) / name.rpartition(".")[2] for path in places or ())
             spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
             return spec
         except (ImportError, AttributeError, ValueError, OSError):

@@ -198,7 +198,7 @@ def spread(pairs: Iterable[tuple[Size, int]], number: int) -> list[tuple[Size, i
     """
     ranked = sorted(pairs, key=lambda pair: (pair[0][0] * pair[0][1] * pair[1], pair))
     places = np.linspace(0, len(ranked) - 1, min(number, len(ranked))).round().astype(int)
-    return [ranked[place] for place in places]
+    return [ranked[index] for index in places]
 
 
 def predicted_out_of_memory(key: Key, results: Iterable[Measured]) -> Measured | None:

@@ -355,11 +355,11 @@ class Corpus:
 
         Curves in the same place share it.
         """
-        place = place_of(curve)
-        if place not in self._calibrations:
+        curve_place = place_of(curve)
+        if curve_place not in self._calibrations:
             others = [other.curve() for other in self.curves if calibrates(other, curve)]
-            self._calibrations[place] = calibrate(others[:MOST_CURVES])
-        return self._calibrations[place]
+            self._calibrations[curve_place] = calibrate(others[:MOST_CURVES])
+        return self._calibrations[curve_place]
 
 
 def place_of(curve: MeasuredCurve) -> tuple[str | None, ...]:

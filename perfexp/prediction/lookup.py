@@ -144,18 +144,18 @@ def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
     if len(pairs) < LEAST_MEASURED + 1:
         return []
     scores = leave_one_out(curve.curve())
-    where = ""
+    problem = ""
     if scores.size and np.max(scores) > _STAIR_DEVIATIONS:
-        where = "a point is far off"
+        problem = "a point is far off"
     more = {"memory": "needs more memory", "energy": "needs more energy"}
     words = more.get(curve.quantity, "takes longer")
     for smaller, larger in pairwise(pairs):
         if smaller[1] == larger[1] and _falls(curve, smaller, larger):
-            where = f"{pair_text(smaller)} {words} than {pair_text(larger)}"
+            problem = f"{pair_text(smaller)} {words} than {pair_text(larger)}"
             break
-    if not where:
+    if not problem:
         return []
-    return [diagnostics.make("stairs", curve=curve.name, where=where)]
+    return [diagnostics.make("stairs", curve=curve.name, where=problem)]
 
 
 def _falls(curve: MeasuredCurve, smaller: Pair, larger: Pair) -> bool:

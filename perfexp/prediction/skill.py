@@ -218,7 +218,10 @@ def _own_half_width(method: _Method, work: Samples, y: Samples) -> float:
     """
     inner = np.flatnonzero((work > work.min()) & (work < work.max()))
     off = [
-        abs(y[place] - method(np.delete(work, place), np.delete(y, place), work[[place]])[0])
-        for place in inner
+        abs(
+            y[left_out]
+            - method(np.delete(work, left_out), np.delete(y, left_out), work[[left_out]])[0]
+        )
+        for left_out in inner
     ] or [0.0]
     return float(np.quantile(off, min(1.0, LEVEL * (1 + 1 / len(off)))))

@@ -93,8 +93,8 @@ class SkillTable:
         if len({*columns[1].cells}) == 1:
             del columns[1]
         notes = []
-        if rest := lines[_MOST_LISTED:]:
-            notes.append(f"and {units.counted(len(rest), 'more curve')}")
+        if unlisted := lines[_MOST_LISTED:]:
+            notes.append(f"and {units.counted(len(unlisted), 'more curve')}")
         return Grid(columns, notes)
 
     def as_json(self) -> dict[str, Any]:
@@ -179,14 +179,14 @@ def _scores(sampled: Sequence[_Sampled]) -> list[dict[str, Score]]:
     calibrations: dict[tuple[str | None, ...], Calibration] = {}
     scores = []
     for sample in sampled:
-        place = place_of(sample.measured)
-        if place not in calibrations:
+        curve_place = place_of(sample.measured)
+        if curve_place not in calibrations:
             others = []
             for other in sampled:
                 if calibrates(other.measured, sample.measured):
                     others.append(other.curve())
-            calibrations[place] = calibrate(others[:MOST_CURVES])
-        scores.append(_scored(sample.truth, sample.seen, calibrations[place]))
+            calibrations[curve_place] = calibrate(others[:MOST_CURVES])
+        scores.append(_scored(sample.truth, sample.seen, calibrations[curve_place]))
     return scores
 
 
@@ -196,7 +196,7 @@ def _scored(truth: Truth, seen: Sequence[int] | None, calibration: Calibration) 
         return score(truth, seen, calibration)
     parts: dict[str, list[Score]] = {}
     for left_out in _inner(truth):
-        others = [place for place in range(len(truth.values)) if place != left_out]
+        others = [index for index in range(len(truth.values)) if index != left_out]
         for name, curve_score in score(truth, others, calibration).items():
             parts.setdefault(name, []).append(curve_score)
     return {name: _joined(curve_score) for name, curve_score in parts.items()}

@@ -416,8 +416,8 @@ class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
         Reports sort diagnostics by it.
         """
-        place = _ORDER.get(self.code, len(_ORDER))
-        return _SEVERITIES.index(self.severity), place
+        rank = _ORDER.get(self.code, len(_ORDER))
+        return _SEVERITIES.index(self.severity), rank
 
     @property
     def is_note(self) -> bool:

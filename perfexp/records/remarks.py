@@ -51,8 +51,8 @@ class Raised:
     def lines(self) -> list[str]:
         """Return compiler-style lines: `warning: PLACE: MESSAGE (CODE)`, then the help."""
         worst = self.worst
-        place = f"{self._place}: " if self.where else ""
-        message = f"{worst.severity}: {place}{one_line(worst.message)}{self._range} ({worst.code})"
+        prefix = f"{self._place}: " if self.where else ""
+        message = f"{worst.severity}: {prefix}{one_line(worst.message)}{self._range} ({worst.code})"
         if not worst.help:
             return [message]
         return [message, f"  help: {one_line(worst.help)}"]

@@ -295,9 +295,9 @@ def epoch_figures(
         if point.status is Status.OK and not epochs:
             epochs = point.epochs
     passes = [epoch.seconds for epoch in epochs]
-    whole = [epoch.total_seconds for epoch in epochs]
+    epoch_totals = [epoch.total_seconds for epoch in epochs]
     whole_epochs = {}
-    for name, seconds, combine in (("epoch", passes, fmean), ("runtime", whole, sum)):
+    for name, seconds, combine in (("epoch", passes, fmean), ("runtime", epoch_totals, sum)):
         if seconds:
             # relative variance of the mean over the epochs
             within = 0.0

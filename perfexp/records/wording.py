@@ -159,12 +159,12 @@ def rate_notes(rows: Sequence[Row]) -> list[str]:
             mean, median = row.times["latency"].mean, row.times["latency"].median
             num_differing += mean.low is not None and estimators.differ(mean, median, 0.0)
     if num_differing:
-        where = f" at {num_differing} of {len(rates)} points"
+        share_of_points = f" at {num_differing} of {len(rates)} points"
         if num_differing == len(rates) == 1:
-            where = ""
+            share_of_points = ""
         notes.append(
             "samples/s is by the mean of all calls, which differs from p50 by more than both "
-            f"intervals{where}"
+            f"intervals{share_of_points}"
         )
     return notes
 
@@ -403,14 +403,14 @@ def coverage_text(row: Row) -> str:
     if proven is None:
         return f"{text}, proof not recorded"
     # the covered share is proven, torch's own choice, or the rest
-    rest = covered - proven - own_choice
+    unverified = covered - proven - own_choice
     if own_choice > _ROUNDING:
         share = f"{percent(own_choice)} " if covered - own_choice > _ROUNDING else ""
         text += f", {share}not observed"
-        if rest > _ROUNDING:
-            text += f", {percent(rest)} not verified"
+        if unverified > _ROUNDING:
+            text += f", {percent(unverified)} not verified"
         return text
-    if rest <= _ROUNDING:
+    if unverified <= _ROUNDING:
         return f"{text}, proven"
     if proven:
         return f"{text}, not all verified"
@@ -452,17 +452,17 @@ def scaling_text(scaling: Scaling) -> str:
         return f"{kind}: growth with the size not determined: {scaling.doubt}"
     fit, smallest, largest = scaling.fit, scaling.keys[0], scaling.key
     sizes = f"{smallest.size_label} to {largest.size_label} only, {len(scaling.keys)} sizes"
-    where = f"({sizes}, scatter {percent(fit.scatter)})"
+    basis = f"({sizes}, scatter {percent(fit.scatter)})"
     constant = units.format_seconds(fit.a)
     if fit.exponent is None:
-        return f"{kind} ≈ {constant}, does not grow with the size {where}"
+        return f"{kind} ≈ {constant}, does not grow with the size {basis}"
     height, width = largest.input_size
     unit = f"{height}²" if height == width else f"({height}·{width})"
     law = f"{units.format_seconds(fit.b)} · (pixels / {unit})^{_exponent_text(fit.exponent)}"
     share = fit.a / fit.at(smallest.pixels / largest.pixels)
     if share > _NEGLIGIBLE:
         law = f"the larger of {constant} and {law}" if fit.overlapped else f"{constant} + {law}"
-    text = f"{kind} ≈ {law} {where}"
+    text = f"{kind} ≈ {law} {basis}"
     if share < 0.5:
         text += _growth_text(fit.exponent)
     return text

@@ -139,10 +139,10 @@ def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
             if interval.low is None:
                 missing.append(row.times[row.service_kind or ""])
     if missing:
-        where = ""
+        share_of_points = ""
         if measured > 1:
-            where = f" at {len(missing)} of {measured} points"
-        yield f"≈ {title}{where} without an interval: {wording.shortage(missing, number)}"
+            share_of_points = f" at {len(missing)} of {measured} points"
+        yield f"≈ {title}{share_of_points} without an interval: {wording.shortage(missing, number)}"
 
 
 def phases(rows: Sequence[Row]) -> Grid | None:

@@ -99,7 +99,7 @@ def _contents(
         yield paths.root / vendor_file.name(record), "data", vendor_file.to_json(analysis)
 
 
-def write_sweep(whole: SweepAnalysis, folder: Path) -> list[Artifact]:
+def write_sweep(sweep_analysis: SweepAnalysis, folder: Path) -> list[Artifact]:
     """Write a sweep's table and plot, and return all its files, as in `write`.
 
     Args:
@@ -109,8 +109,8 @@ def write_sweep(whole: SweepAnalysis, folder: Path) -> list[Artifact]:
         OSError: the folder cannot be written.
     """
     paths = SweepPaths(folder)
-    write_atomically(paths.table, csv_tables.to_csv(flat.sweep(whole)))
-    if png := _png(sweep_plots.plot(whole)):
+    write_atomically(paths.table, csv_tables.to_csv(flat.sweep(sweep_analysis)))
+    if png := _png(sweep_plots.plot(sweep_analysis)):
         write_atomically(paths.plot, png)
     kinds = {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}
     return _artifacts(kinds, paths.root)

@@ -219,13 +219,13 @@ def _roofline(
 
     def row(level: str, number: str, label: str, part: tuple[str, str, Load]) -> RooflineRow:
         """Return a part's row, with its shares of the peaks and of the total time."""
-        name, where, load = part
+        name, range_path, load = part
         return RooflineRow(
             level=level,
             number=number,
             label=label,
             name=name,
-            where=where,
+            where=range_path,
             load=load,
             shares=shares_of(load, peaks),
             time_share=load.seconds / total.seconds,

@@ -287,8 +287,8 @@ def _without_overlap(counts: Mapping[str, float]) -> float:
     if "" in counts:
         return counts[""]
     total = 0.0
-    for rest, operations in counts.items():
-        destination, sparsity, _ = rest.partition("_sparsity_")
+    for variant, operations in counts.items():
+        destination, sparsity, _ = variant.partition("_sparsity_")
         if not sparsity or destination not in counts:
             total += operations
     return total

@@ -413,6 +413,6 @@ def _range_name(entry: str) -> str:
 
     Those have, for example, payload, color and message.
     """
-    rest = entry.partition(":")[2] or entry
-    parts = rest.rsplit(":", 6)
-    return (parts[0] if len(parts) == 7 else rest).strip()
+    fields = entry.partition(":")[2] or entry
+    parts = fields.rsplit(":", 6)
+    return (parts[0] if len(parts) == 7 else fields).strip()

@@ -93,11 +93,11 @@ class CallableComparison(msgspec.Struct, kw_only=True, frozen=True):
 def lines(compared: CallableComparison) -> list[str]:
     """Return a comparison for readers: both times, the ratio, the verdict with its reason."""
     lines_of_sides = []
-    for side, place in (("left", compared.left), ("right", compared.right)):
+    for side, target in (("left", compared.left), ("right", compared.right)):
         time_of_call = ""
         if seconds := compared.seconds.get(side):
             time_of_call = f"  {units.format_seconds(seconds)}"
-        lines_of_sides.append(f"{side:5}  {place}{time_of_call}")
+        lines_of_sides.append(f"{side:5}  {target}{time_of_call}")
     verdict = f"right is {compared.word}"
     if compared.ratio:
         interval = compared.ratio
@@ -431,19 +431,19 @@ def _seeds(count: int) -> list[int]:
     return [secrets.randbelow(2**31) for _ in range(count)]
 
 
-def _resolved(place: str) -> str:
+def _resolved(target: str) -> str:
     """Return a function's place with the whole path of its file.
 
     Raises:
         UserError: the text is not a place, or there is no such file.
     """
-    where, colon, name = place.rpartition(":")
-    if not (colon and where and name.isidentifier()):
-        raise UserError(f"'{place}' does not name a function; write FILE.py:NAME or MODULE:NAME.")
-    if not where.endswith(".py"):
-        return place
-    file = Path(where).resolve()
+    module_name, colon, name = target.rpartition(":")
+    if not (colon and module_name and name.isidentifier()):
+        raise UserError(f"'{target}' does not name a function; write FILE.py:NAME or MODULE:NAME.")
+    if not module_name.endswith(".py"):
+        return target
+    file = Path(module_name).resolve()
     if not file.is_file():
         modules = [module.name for module in file.parent.glob("*.py")]
-        raise UserError(f"{where} not found. {did_you_mean(file.name, modules)}".rstrip())
+        raise UserError(f"{module_name} not found. {did_you_mean(file.name, modules)}".rstrip())
     return f"{file}:{name}"

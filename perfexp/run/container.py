@@ -129,9 +129,9 @@ def _mount(path: Path, access: str = "") -> str:
     Raises:
         UserError: the path has a character that engines cannot mount.
     """
-    place = path.absolute()
-    if "," in str(place) or '"' in str(place):
+    absolute = path.absolute()
+    if "," in str(absolute) or '"' in str(absolute):
         raise UserError(
-            f"{place}: an engine cannot mount a path with a comma or a quotation mark. Rename it."
+            f"{absolute}: an engine cannot mount a path with a comma or a quotation mark. Rename it."
         )
-    return f"--mount=type=bind,source={place},target={place}{access}"
+    return f"--mount=type=bind,source={absolute},target={absolute}{access}"

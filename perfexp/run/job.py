@@ -158,9 +158,9 @@ class ProgressRelay:
 
     def _estimate(self) -> None:
         """Show the remaining time, estimated from the results so far or from the plan."""
-        whole = self._assignment.whole
+        total_progress = self._assignment.whole
         is_known = self._seconds or not (
-            whole and whole.seconds
+            total_progress and total_progress.seconds
         )  # other runs predict better than the plan
         self._progress.remaining(
             self._assignment.seconds(self._left, self._seconds) if is_known else None
@@ -225,9 +225,9 @@ class Job(supervisor.Supervisor):
             self.prepare()
             self._before = {point.key for point in read_points(paths.points)}
             if not self.left():
-                place = assignment.folder.absolute()
+                folder = assignment.folder.absolute()
                 self._console.note(
-                    f"Nothing is left to measure in {place}: this is what was measured."
+                    f"Nothing is left to measure in {folder}: this is what was measured."
                 )
             self._stack = stack.pop_all()
         return self
@@ -279,14 +279,17 @@ class Job(supervisor.Supervisor):
         Raises:
             PerfexpError: a worker refused to start.
         """
-        whole = self.assignment.whole
+        total_progress = self.assignment.whole
         every = supervisor.replicates(self.timed)
         numbers = every if replicate is None else [replicate]
         keys = [key for key in self.timed if key.replicate <= max(numbers, default=0)]
         left = [key for key in self.left() if key.replicate in numbers]
-        if whole:
-            whole.begin(self.assignment.number, self.assignment.name)
-        with self._console.progress(whole=whole) as progress, self._following(left) as follow:
+        if total_progress:
+            total_progress.begin(self.assignment.number, self.assignment.name)
+        with (
+            self._console.progress(whole=total_progress) as progress,
+            self._following(left) as follow,
+        ):
             progress.started(len(keys), len(keys) - len(set(keys) & set(left)))
             announce = partial(self._announce, progress)
             self.listener = ProgressRelay(
@@ -429,20 +432,20 @@ class Job(supervisor.Supervisor):
         show_results(analysis, self.assignment, console, tracking=link)
         return record
 
-    def _optional(self, what: str, action: Callable[[Path], list[_Made]]) -> list[_Made]:
+    def _optional(self, description: str, action: Callable[[Path], list[_Made]]) -> list[_Made]:
         """Run an optional step after the record is on disk, and return its result.
 
         A failure is reported, loses nothing else, and gives an empty list.
 
         Args:
-            what: beginning of the message about a failure.
+            description: beginning of the message about a failure.
             action: step, called with the run's folder.
         """
         try:
             return action(self.paths.root)
         except Exception as error:
             self._console.error(
-                f"{what}: {one_line(repr(error))}. The record is safe: {self.paths.record}"
+                f"{description}: {one_line(repr(error))}. The record is safe: {self.paths.record}"
             )
             return []
 
@@ -467,9 +470,9 @@ class Job(supervisor.Supervisor):
             record.artifacts = run_files.write(analysis, self.paths, forecasts)
             write_atomically(self.paths.record, record.to_json())
         except OSError as error:
-            place = self.paths.record
+            record_path = self.paths.record
             console.error(
-                f"Some tables and plots could not be written: {error}. The record is safe: {place}"
+                f"Some tables and plots could not be written: {error}. The record is safe: {record_path}"
             )
 
     def _send(self, analysis: Analysis, console: Console) -> str | None:

@@ -229,7 +229,7 @@ def _fit(curve: Curve) -> tuple[Samples, Samples, Samples, float]:
     covariance[:, places, places] += np.maximum(errors, _LEAST_ERROR) ** 2 + grid[:, 3, None] ** 2
     lower = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
     rests = [part.y - np.log(_floor(part) + part.batch(part.x)) for part in curve.parts]
-    centered = np.concatenate([rest - rest.mean() for rest in rests])[:, None]
+    centered = np.concatenate([residual - residual.mean() for residual in rests])[:, None]
     whitened = np.linalg.solve(lower, np.broadcast_to(centered, (len(grid), len(errors), 1)))
     alpha = np.asarray(
         np.linalg.solve(np.swapaxes(lower, 1, 2), whitened)[..., 0], dtype=np.float64

@@ -302,15 +302,15 @@ class Segments:
             device.hold(hold_seconds)
         record(events[0])
         clock = FillClock(device, events[0])
-        place = 0
+        num_recorded = 0
         for _ in range(samples):
             for part in parts:
                 part()
-                place += 1
-                record(events[place])
-            clock.enqueued(events[place - len(parts)])
+                num_recorded += 1
+                record(events[num_recorded])
+            clock.enqueued(events[num_recorded - len(parts)])
         device.synchronize()
-        between = [device.elapsed_seconds(events[i], events[i + 1]) for i in range(place)]
+        between = [device.elapsed_seconds(events[i], events[i + 1]) for i in range(num_recorded)]
         return clock.filled(np.asarray(between).reshape(samples, len(parts)))
 
     def parts(self) -> dict[str, Samples]:

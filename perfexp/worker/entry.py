@@ -132,8 +132,8 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> No
         from perfexp.measuring.profilers.passing import profile_point
 
         try:
-            place = place_of(key, keys, paths.profile)
-            observed = profile_point(procedure, key, profiler, place)
+            location = place_of(key, keys, paths.profile)
+            observed = profile_point(procedure, key, profiler, location)
         except UserError:
             raise
         except Exception as error:

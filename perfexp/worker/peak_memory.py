@@ -138,8 +138,12 @@ class MemoryTrace:
                 training=is_training,
                 seed=0,
             )
-            whole = nullcontext() if is_training else by_operators()
-            with opened as batches, _prepared(mode, session, batches, key) as step, whole:
+            operator_context = nullcontext() if is_training else by_operators()
+            with (
+                opened as batches,
+                _prepared(mode, session, batches, key) as step,
+                operator_context,
+            ):
                 session.first_forward(batches.next())
 
                 def segments(allocations: Allocations) -> Mapping[str, Callable[[], object]]:

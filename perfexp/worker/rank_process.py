@@ -334,5 +334,8 @@ def _rank_diagnostics(
     names = sorted({device["name"] for device in devices})
     if len(names) < 2:
         return of_others
-    what = "devices, at the pace of the slowest"
-    return [*of_others, diagnostics.make("mixed_devices", what=what, changes=", ".join(names))]
+    changed_part = "devices, at the pace of the slowest"
+    return [
+        *of_others,
+        diagnostics.make("mixed_devices", what=changed_part, changes=", ".join(names)),
+    ]

@@ -400,11 +400,11 @@ class Workbench:
         if not problems:
             return []
         files = units.counted(len(problems), "file")
-        what = f"left out, since unusable: {files}; the first: {problems[0]}"
+        message = f"left out, since unusable: {files}; the first: {problems[0]}"
         return [
             diagnostics.make(
                 "data_incomplete",
-                what=what,
+                what=message,
                 advice="repair or remove the files that details/run.log lists",
             )
         ]

@@ -318,9 +318,9 @@ class Pattern:
                 key = self._kernels[matches[number]].key if number in matches else None
                 identified[place] = kernels[place]._replace(key=key)
             self.replays += 1
-            whole = sum(kernel.kernel.duration_ns for kernel in self._kernels)
+            total_ns = sum(kernel.kernel.duration_ns for kernel in self._kernels)
             matched = sum(self._kernels[place].kernel.duration_ns for place in matches.values())
-            self.least_found = min(self.least_found, matched / whole if whole else 0.0)
+            self.least_found = min(self.least_found, matched / total_ns if total_ns else 0.0)
         return identified
 
     def _match(self, names: list[str]) -> Mapping[int, int]:

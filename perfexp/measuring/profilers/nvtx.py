@@ -42,9 +42,9 @@ class Nvtx(Profiler):
         self.warmup += self.step - 1
 
     def collect(
-        self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
+        self, location: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
     ) -> ProfileResult:
-        return ProfileResult(facts={"commands": command_lines(place.stem, about)})
+        return ProfileResult(facts={"commands": command_lines(location.stem, about)})
 
 
 def command_lines(stem: str, about: About) -> dict[str, str]:

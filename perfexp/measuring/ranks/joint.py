@@ -153,7 +153,10 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, si
 
 def _differences(longer: Sequence[float], shorter: Sequence[float]) -> list[float]:
     """Return the differences round by round; empty if one kind of burst is missing."""
-    return [whole - part for whole, part in zip(longer, shorter, strict=False)]
+    return [
+        longer_time - shorter_time
+        for longer_time, shorter_time in zip(longer, shorter, strict=False)
+    ]
 
 
 def _span_seconds(bursts: Sequence[Burst]) -> float:

@@ -180,8 +180,8 @@ def _line(axes: Any, line: ChartLine, factor: float) -> None:
         look = {"alpha": 0.2, "linewidth": 0, "label": "predicted, with 90 % interval"}
         axes.fill_between(list(line.predicted), least, most, color=color, **look)
         axes.plot(list(line.predicted), predicted, color=color, linewidth=1, zorder=1.5)
-    for place, text in line.odd.items():
-        at = (place, values[line.x.index(place)])
+    for position, text in line.odd.items():
+        at = (position, values[line.x.index(position)])
         axes.plot(
             *at, "o", color="black", fillstyle="none", markersize=15, markeredgewidth=1.6, zorder=5
         )
@@ -193,7 +193,12 @@ def _line(axes: Any, line: ChartLine, factor: float) -> None:
 
 
 def _above(
-    axes: Any, text: str, place: tuple[float, float], points: float, coordinates: Any, **look: Any
+    axes: Any,
+    text: str,
+    position: tuple[float, float],
+    points: float,
+    coordinates: Any,
+    **look: Any,
 ) -> None:
     """Write text some points above a position."""
     look |= {
@@ -203,7 +208,7 @@ def _above(
         "path_effects": HALO,
         "zorder": 6,
     }
-    axes.annotate(plain(text), place, (0, points), xycoords=coordinates, **look)
+    axes.annotate(plain(text), position, (0, points), xycoords=coordinates, **look)
 
 
 def _gaps(axes: Any, gaps: Mapping[float, str]) -> None:
@@ -324,8 +329,8 @@ def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
         ends_of_center = [position - 0.36, position + 0.36]
         _dots(axes, samples, heights, color, alpha=0.45)
         if (beyond := samples > edge).any():
-            place = numpy.full(beyond.sum(), edge)
-            axes.plot(place, heights[beyond], ">", color=color, clip_on=False, markersize=5)
+            edges = numpy.full(beyond.sum(), edge)
+            axes.plot(edges, heights[beyond], ">", color=color, clip_on=False, markersize=5)
         if median.low is not None and median.high is not None:
             low = max(median.low, 0.0) * factor
             high = min(median.high * factor, edge)
@@ -382,8 +387,8 @@ def _over_time(axes: Any, strip: Taken) -> None:
     axes.yaxis.set_major_formatter(
         lambda value, _: f"{value:+g} %" if value else strip.center.partition(" ")[0]
     )
-    against = f"samples of {strip.name} against the {strip.center}"
-    axes.set_xlabel(f"{against}, over the seconds that the calls took")
+    label = f"samples of {strip.name} against the {strip.center}"
+    axes.set_xlabel(f"{label}, over the seconds that the calls took")
     style(axes)
     legend(axes)
 

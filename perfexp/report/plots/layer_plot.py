@@ -69,16 +69,16 @@ def caption(record: Record, chosen: Point) -> Caption:
     """
     about = subject(record.plan, record.environment)
     key = timed_key(chosen.key)
-    where = about.device or "an unknown device"
+    device = about.device or "an unknown device"
     title, text = str(about), f"{key.phase} {key.size_label}, batch {key.batch_size}"
     if doubt := disagreement(chosen):
         # without the part after the parentheses
         message = doubt.message.partition(");")[0].removesuffix(")") + ")"
         title += f" · {doubt_text(chosen)}"
-        text += f": {message}, on {where}: {doubt.help or ''}".removesuffix(": ")
+        text += f": {message}, on {device}: {doubt.help or ''}".removesuffix(": ")
     else:
         call = format_seconds(call_seconds(chosen))
-        text += f": {call} a call on {where}; medians, times are share × call"
+        text += f": {call} a call on {device}; medians, times are share × call"
     return Caption(title=title, subtitle=text, footer=footer_of(chosen.doubts))
 
 
@@ -225,7 +225,7 @@ def _strip(
         room: width of the axes in characters.
     """
     factor = measure.factor
-    whole = max(part.start + part.seconds for _, row in rows for part in row)
+    end_seconds = max(part.start + part.seconds for _, row in rows for part in row)
     for position, (title, row) in enumerate(rows):
         for number, part in enumerate(row):
             color, linewidth = _SHADES[number % 2], 1.0
@@ -236,12 +236,12 @@ def _strip(
                 part.path or part.name, part.which, part.name, measure.text(part.seconds)
             )
             axes.barh(position, part.seconds * factor, left=part.start * factor, **look)
-            if len(part.label) + 1 < room * part.seconds / whole:
+            if len(part.label) + 1 < room * part.seconds / end_seconds:
                 words = {"ha": "center", "va": "center", "fontsize": 9, "color": _ink(color)}
                 middle = (part.start + part.seconds / 2) * factor
                 axes.text(middle, position, plain(part.label), clip_on=True, **words)
     title = f"in the order of execution ({measure.unit})"
-    name_rows(axes, [title for title, _ in rows], whole * factor, title)
+    name_rows(axes, [title for title, _ in rows], end_seconds * factor, title)
     axes.grid(False)
     axes.spines["left"].set_visible(False)
 

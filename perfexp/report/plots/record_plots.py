@@ -90,12 +90,12 @@ def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Stri
     )
     fields, axis = axes_of(keys)
     if not axis:
-        what = "all samples of all times after the warm-up"
+        content = "all samples of all times after the warm-up"
         if scope := wording.scope(timed):
-            what += f"; 95 % intervals of {scope}"
-        where = f"{what}, on {about.device or 'an unknown device'}"
+            content += f"; 95 % intervals of {scope}"
+        scope_text = f"{content}, on {about.device or 'an unknown device'}"
         points = tuple(_strips(timed, fields))
-        return Strips(caption=replace(caption, subtitle=where), points=points)
+        return Strips(caption=replace(caption, subtitle=scope_text), points=points)
     named = [(line_name(row.key, fields, axis), row) for row in table]
     return chart_of(
         caption,
@@ -179,12 +179,12 @@ def chart_of(
     is_batch = axis == "batch_size"
     keys = [row.key for _, row in named]
     keys += [key for _, _, key, _ in predicted]
-    title, place = _scale(keys, axis)
+    title, position_of = _scale(keys, axis)
     placed = list[Placed]()
     ticks: dict[float, str] = {}
     by_phase: dict[str, list[Placed]] = {}
     for name, row in named:
-        x = place(row.key)
+        x = position_of(row.key)
         point = Placed(name, x, row, row.status.value)
         placed.append(point)
         text = str(row.key.batch_size) if is_batch else row.key.size_label
@@ -197,7 +197,7 @@ def chart_of(
         bands: dict[str, list[tuple[str, float, Interval]]] = {}
         for quantity, name, key, y in predicted:
             if key.phase == phase:
-                bands.setdefault(quantity, []).append((name, place(key), y))
+                bands.setdefault(quantity, []).append((name, position_of(key), y))
         prefix = ""
         if len(by_phase) > 1:
             prefix = f"{phase}: "
@@ -422,10 +422,10 @@ def _odd_text(key: Key, odd: Odd) -> str:
     sign = "−"
     if odd.ratio > 1:
         sign = "+"
-    against = "the fit"
+    reference = "the fit"
     if odd.other:
-        against = odd.other.size_label
-    return f"{key.size_label}: {sign}{percent(abs(odd.ratio - 1))} against {against}"
+        reference = odd.other.size_label
+    return f"{key.size_label}: {sign}{percent(abs(odd.ratio - 1))} against {reference}"
 
 
 def subtitle(table: Sequence[Row], device: str | None) -> str:
@@ -437,8 +437,8 @@ def subtitle(table: Sequence[Row], device: str | None) -> str:
     interval = "interval"
     if scope := wording.scope(table):
         interval += f" of {scope}"
-    where = device or "an unknown device"
-    return f"{kinds} per call: medians with their 95 % {interval}, on {where}"
+    on_device = device or "an unknown device"
+    return f"{kinds} per call: medians with their 95 % {interval}, on {on_device}"
 
 
 def footer(

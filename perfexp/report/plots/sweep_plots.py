@@ -97,27 +97,31 @@ class _PlottedRun(NamedTuple):
         return ""
 
 
-def plot(whole: SweepAnalysis) -> Chart | Bars | None:
+def plot(sweep_analysis: SweepAnalysis) -> Chart | Bars | None:
     """Return a sweep's plot; None if nothing was timed.
 
     It has lines over sizes, batches or device counts, otherwise bars. The sweep writes it as
     sweep.png, and the HTML page embeds it.
     """
     runs = list[_PlottedRun]()
-    for child, analysis in whole.runs:
+    for child, analysis in sweep_analysis.runs:
         for row in analysis.rows if analysis else [None]:
             runs.append(_PlottedRun(child, row))
     runs = _by_one_time(runs)
     table = [run.row for run in runs if run.row]
     if not any(row.time for row in table):
         return None
-    records = [analysis.record for analysis in whole.analyses]
-    devices = filter(None, [analysis.about.device for analysis in whole.analyses])
+    records = [analysis.record for analysis in sweep_analysis.analyses]
+    devices = filter(None, [analysis.about.device for analysis in sweep_analysis.analyses])
     device = ", ".join(dict.fromkeys(devices))
     keys = [row.key for row in table]
     same = label(keys[0], constant(keys))
-    words = (one_line(whole.sweep.name), same, units.counted(len(whole.runs), "run"))
-    warnings = footer(table, records, whole.slower.values())
+    words = (
+        one_line(sweep_analysis.sweep.name),
+        same,
+        units.counted(len(sweep_analysis.runs), "run"),
+    )
+    warnings = footer(table, records, sweep_analysis.slower.values())
     caption = Caption(
         title=" · ".join(filter(None, words)), subtitle=subtitle(table, device), footer=warnings
     )
@@ -133,10 +137,10 @@ def plot(whole: SweepAnalysis) -> Chart | Bars | None:
         interval = "interval"
         if scope := wording.scope(table):
             interval += f" of {scope}"
-        where = device or "unknown devices"
-        text = f"samples/s of all devices with their 95 % {interval}, on {where}"
+        on_device = device or "unknown devices"
+        text = f"samples/s of all devices with their 95 % {interval}, on {on_device}"
         return _over_devices(replace(caption, subtitle=text), runs, fields)
-    ratios = sweep_verdicts.time_ratios(whole)
+    ratios = sweep_verdicts.time_ratios(sweep_analysis)
     for number, run in enumerate(runs):
         runs[number] = run._replace(ratio=ratios.get(run.place), is_baseline=run.place in ratios)
     if meaning := _meaning([run.ratio for run in runs if run.ratio]):
@@ -157,8 +161,10 @@ def _over_devices(caption: Caption, runs: Sequence[_PlottedRun], fields: Sequenc
             continue
         words = _axis_texts(run.child.axes, [GPU_COUNT])
         if run.row:
-            rest = [name for name in fields if name != "phase" and name not in run.child.axes]
-            words.append(label(run.row.key, rest))
+            other_fields = [
+                name for name in fields if name != "phase" and name not in run.child.axes
+            ]
+            words.append(label(run.row.key, other_fields))
         name = " · ".join(filter(None, words))
         status = (run.row or run.child).status.value
         point = Placed(name, run.child.devices or 0, run.row, status)
@@ -310,8 +316,8 @@ def _label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str) -> 
         axis: key field for the horizontal axis.
     """
     shown = set(axes) - set(NUMERIC)
-    rest = [name for name in fields if name not in (axis, "phase", *shown)]
-    words = [*_axis_texts(axes, (*NUMERIC, "mode")), label(key, rest)]
+    other_fields = [name for name in fields if name not in (axis, "phase", *shown)]
+    words = [*_axis_texts(axes, (*NUMERIC, "mode")), label(key, other_fields)]
     return " · ".join(filter(None, words))
 
 

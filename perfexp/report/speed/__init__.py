@@ -131,14 +131,14 @@ def _why_failed(run: LoggedTraining) -> str:
 
     Failures come first by the order of `FAILURES`, then a loss that is not finite.
     """
-    for what in FAILURES:
-        if failures := [failure for failure in run.failures if failure.what == what]:
-            return f"{what}: {failures[-1].text}"
+    for kind in FAILURES:
+        if failures := [failure for failure in run.failures if failure.what == kind]:
+            return f"{kind}: {failures[-1].text}"
     if diverged := [step for step in run.steps if not step.finite]:
-        where = f"iteration {diverged[0].iteration}"
+        position = f"iteration {diverged[0].iteration}"
         if diverged[0].epoch is not None:
-            where = f"epoch {diverged[0].epoch}, {where}"
-        return f"the loss is not finite, first at {where}"
+            position = f"epoch {diverged[0].epoch}, {position}"
+        return f"the loss is not finite, first at {position}"
     if run.steps:
         return ""
     return "no steps of a training in it"

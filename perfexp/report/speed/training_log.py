@@ -160,9 +160,9 @@ def of_text(text: str, *, whole: bool = True) -> Parsed | None:
         return Mark.START
     if _CHECKPOINT.search(text):
         return Mark.PAUSE
-    for what, pattern in FAILURES.items():
+    for kind, pattern in FAILURES.items():
         if pattern.search(text):
-            return Failure(what, text.strip())
+            return Failure(kind, text.strip())
     return None
 
 

@@ -77,9 +77,9 @@ def sentences(record: Record) -> list[str]:
     fields = varying(key for key, _ in raced)
     texts = []
     for key, timed in raced:
-        place = f"{label(key, fields)}: " if fields else ""
+        prefix = f"{label(key, fields)}: " if fields else ""
         for text in _sentences_of_point(timed, has_no_tf32=has_no_tf32):
-            texts.append(place + text)
+            texts.append(prefix + text)
     return texts
 
 

@@ -115,8 +115,8 @@ def _parts(point: Point) -> list[_Part]:
 
     All groupings in this module start from them.
     """
-    whole, start = _sum_of_lines(point), 0.0
-    scale = call_seconds(point) / whole if whole else 1.0
+    sum_of_lines, start = _sum_of_lines(point), 0.0
+    scale = call_seconds(point) / sum_of_lines if sum_of_lines else 1.0
     parts: list[_Part] = []
     for line in point.facts["layers"]["lines"]:
         gap, seconds = scale * gap_of(line), scale * seconds_of(line)

@@ -110,13 +110,13 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
     )
 
 
-def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
+def of_sweep(sweep_analysis: SweepAnalysis, folder: Path) -> Payload:
     """Return a sweep's summary as the parent run for its runs, which are sent separately.
 
     Parameters and the winner are set once all runs have ended.
     """
-    sweep = whole.sweep
-    records = [analysis.record for analysis in whole.analyses]
+    sweep = sweep_analysis.sweep
+    records = [analysis.record for analysis in sweep_analysis.analyses]
     paths = SweepPaths(folder)
     kinds = {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}
     files = []
@@ -126,9 +126,11 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
     num_finished = sum(child.status is Status.OK for child in sweep.children)
     is_whole = len(sweep.children) == sweep.jobs
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
-    table = list(itertools.chain.from_iterable(analysis.rows for analysis in whole.analyses))
+    table = list(
+        itertools.chain.from_iterable(analysis.rows for analysis in sweep_analysis.analyses)
+    )
     metrics, notes = sendable_figures(best_figures(table), lambda _: ended)
-    points, first_tags = table_of(flat.sweep(whole) if records else [])
+    points, first_tags = table_of(flat.sweep(sweep_analysis) if records else [])
     tags = {
         "perfexp.expected": "" if sweep.jobs is None else str(sweep.jobs),
         "perfexp.finished": str(num_finished),
@@ -139,7 +141,7 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
     params: dict[str, str] = {}
     if is_whole:  # MLflow never changes a parameter
         params = descriptions.params_of_sweep(sweep, records)
-        tags |= descriptions.winner_tags(whole)
+        tags |= descriptions.winner_tags(sweep_analysis)
     experiment = DEFAULT_EXPERIMENT
     if records:
         experiment = _experiment(records[0])
@@ -155,7 +157,7 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
         params=params,
         tags=descriptions.tags(tags),
         first_tags=first_tags,
-        note=descriptions.of_sweep(whole),
+        note=descriptions.of_sweep(sweep_analysis),
         files=[*sendable(files, folder)[0], *points],
     )
 
@@ -171,9 +173,9 @@ def of_comparison(
         records: records per side, the baseline first.
         folder: the comparison's folder.
     """
-    whole = list(itertools.chain.from_iterable(records))
-    started = min(record.started for record in whole)
-    ended = max(record.ended or record.started for record in whole)
+    all_records = list(itertools.chain.from_iterable(records))
+    started = min(record.started for record in all_records)
+    ended = max(record.ended or record.started for record in all_records)
     time_ms = to_ms(ended) or 0
     steps: dict[str, int] = {}
     metrics, counts = [], Counter[str]()

@@ -190,11 +190,11 @@ def _fixed(words: Mapping[str, str], axes: Iterable[str]) -> list[str]:
     Inference is the usual mode, so its word comes last and is dropped first.
     """
     shown = set(map(_part, axes))
-    rest = []
+    varying = []
     for part, word in words.items():
         if part not in shown and word and word not in _USUAL:
-            rest.append(word)
-    return sorted(rest, key=lambda word: word == _INFERENCE)
+            varying.append(word)
+    return sorted(varying, key=lambda word: word == _INFERENCE)
 
 
 def _varying(words: Mapping[str, str], axes: Mapping[str, str]) -> list[str]:
@@ -228,9 +228,9 @@ def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[s
     for word in (*varying, *fixed):
         if word and (word in varying or word != _INFERENCE):
             texts[word] = word
-    whole = [*first, words["precision"], words["execution"]]
-    whole += (words["input_size"], words["batch_size"])
-    long = [word for word in reversed(texts) if word not in whole]
+    required = [*first, words["precision"], words["execution"]]
+    required += (words["input_size"], words["batch_size"])
+    long = [word for word in reversed(texts) if word not in required]
     for word in long:
         least = _SHORTEST_AXIS if word in varying else _SHORTEST
         length = max(least, len(word) + LENGTH - len(" ".join(texts.values())))

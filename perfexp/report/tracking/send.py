@@ -387,13 +387,13 @@ def upload(client: MlflowClient, run_id: str, files: Sequence[Upload], uri: str)
     """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    place = str(client.get_run(run_id).info.artifact_uri)
-    if is_foreign_place(place, uri):
+    artifact_uri = str(client.get_run(run_id).info.artifact_uri)
+    if is_foreign_place(artifact_uri, uri):
         raise TrackingFailed(
-            f"it wants files at {place.partition(':')[0][:20]}:…, outside of the store, where "
+            f"it wants files at {artifact_uri.partition(':')[0][:20]}:…, outside of the store, where "
             "none are sent (a server: start it with --serve-artifacts)"
         )
-    repository = get_artifact_repository(place, tracking_uri=uri)
+    repository = get_artifact_repository(artifact_uri, tracking_uri=uri)
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         for file in files:
             source = Path(file.source or f"{folder}/{file.name}")
@@ -431,13 +431,13 @@ def fetch(request: Fetch) -> str:
         )
     files: list[str] = []
     for number, stored_run in enumerate(runs):
-        place = str(stored_run.info.artifact_uri)
-        if is_foreign_place(place, request.uri):
+        artifact_uri = str(stored_run.info.artifact_uri)
+        if is_foreign_place(artifact_uri, request.uri):
             raise TrackingFailed(
-                f"its files are at {place.partition(':')[0][:20]}:…, outside of the store"
+                f"its files are at {artifact_uri.partition(':')[0][:20]}:…, outside of the store"
             )
         (folder := Path(request.folder, str(number))).mkdir()
-        repository = get_artifact_repository(place, tracking_uri=request.uri)
+        repository = get_artifact_repository(artifact_uri, tracking_uri=request.uri)
         repository.list_artifacts = lambda *_: []  # a record is a file, whatever it says
         with _limited_files(MAX_BYTES - sum(Path(file).stat().st_size for file in files)):
             files.append(repository.download_artifacts(_RECORD, str(folder)))

@@ -191,10 +191,10 @@ def overrides_of(command: Sequence[str], *, sends: bool) -> list[str]:
         sends: whether the run's own process sends the record; otherwise tracking is turned off.
     """
     left_out = ("output_dir",) if sends else ("output_dir", "tracking")
-    kept = [text for text in command if key_of(text).split(".")[0] not in left_out]
+    overrides = [text for text in command if key_of(text).split(".")[0] not in left_out]
     if sends:
-        return kept
-    return [*kept, "tracking=none"]
+        return overrides
+    return [*overrides, "tracking=none"]
 
 
 class Element:
