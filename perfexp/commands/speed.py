@@ -138,7 +138,7 @@ def _of_runs(path: Path) -> Iterator[Speed]:
 
 
 def line_of(training: Speed, path: Path | None) -> str:
-    """Return a training as a line: file path if it has one, figure, and origin.
+    """Return a training's speed as a line: file path if it has one, figure, and origin.
 
     `train-speed` prints it, too.
     """

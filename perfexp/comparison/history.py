@@ -141,6 +141,7 @@ def _changes(point: str, measure: str, runs: Collection[_Run], margin: float) ->
 
 
 def _percent(ratio_of_levels: LogRatio) -> list[float]:
+    """Return the change in percent, with the ends of its interval if they are known."""
     ratio = ratio_of_levels.interval()
     ends = ratio.value, ratio.low, ratio.high
     return [100 * end - 100 for end in ends if end is not None]

@@ -115,8 +115,8 @@ def trial_outputs(
 ) -> Any:
     """Return a module's outputs for one input tensor of this shape, as stand-ins.
 
-    Use it only in a function from `isolated`. `convolution.layer_support` finds a model's
-    convolutions this way.
+    The module's tensors are replaced for good, so call it only within a function that `isolated`
+    runs in its own process. `convolution.layer_support` finds a model's convolutions this way.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.inference_mode(False), torch.set_grad_enabled(gradients):
@@ -254,6 +254,7 @@ def leave_device_unselected(index: int) -> None:
     select_backend = torch._C._select_conv_backend
 
     def meta_once(args: Any) -> Any:
+        """Return a tensor's device, but `meta` for the first query of an `unselected` method."""
         if answer_meta and answer_meta.pop():
             return torch.device("meta")
         return device_of(args)

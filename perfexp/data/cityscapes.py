@@ -21,9 +21,9 @@ from PIL import Image, ImageOps
 from torch.nn.functional import pad
 
 from perfexp.data.cityscapes_folder import (
-    AGAIN,
     CLASSES,
     MADE,
+    REPAIR_ADVICE,
     VOID,
     Pair,
     find_pairs,
@@ -191,7 +191,7 @@ class SamplePipeline:
         except (UserError, MemoryError):
             raise
         except Exception as error:  # a transform is arbitrary code
-            read_image(pair.image, AGAIN)
+            read_image(pair.image, REPAIR_ADVICE)
             read_mask(pair.mask)
             raise UserError(
                 f"The {self._of} fails at {pair.image}: {type(error).__name__}: {error}"

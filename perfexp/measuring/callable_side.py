@@ -172,6 +172,11 @@ class Side:
         return min(self._seconds(copy) for _ in range(_COPIES))
 
     def _make(self, seed: int, shape: int) -> tuple[Any, ...]:
+        """Return a call's inputs, from the user's function that makes them.
+
+        Args:
+            shape: index into the shapes that the user named.
+        """
         torch.manual_seed(seed)
         chosen = self._shapes[shape]
         made = self._maker(seed) if chosen is None else self._maker(seed, chosen)
@@ -222,6 +227,12 @@ class Side:
         return [name for name, value in self._functions.items() if now.get(name) != value]
 
     def _store(self, *, late: bool) -> str:
+        """Write outputs and inputs after a call to a new file, and return its path.
+
+        Args:
+            late: whether to store the outputs again after a while, because other streams may still
+                write to them.
+        """
         result = {"outputs": _leaves(self._outputs), "inputs": _leaves(self._inputs), "late": []}
         if late:
             time.sleep(_LATE_SECONDS)
@@ -266,6 +277,7 @@ def _load(target: str) -> tuple[Callable[..., Any], ModuleType]:
 
 
 def _import(name: str) -> ModuleType:
+    """Import a module, also from the current folder, as `python -m` does."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     return importlib.import_module(name)
@@ -342,6 +354,7 @@ def _overwritten(old: Sequence[Any], new: Sequence[Any]) -> bool:
 
 
 def _double(value: Any) -> Any:
+    """Return an input in double precision, with the same nesting and `requires_grad`."""
     if isinstance(value, tuple | list):
         return type(value)(map(_double, value))
     if isinstance(value, torch.Tensor) and value.is_floating_point():

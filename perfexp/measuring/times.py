@@ -295,17 +295,27 @@ class Times:
             )
         point.metrics.append(Metric.of(HOST_SECONDS, host, reason=reason))
 
-    def _chain(self, call: collecting.Call, chunk: int, k: int) -> queue.Chain:
-        """Return the timer of device times; while its queue drains, clock and power are read."""
+    def _chain(self, call: collecting.Call, chunk: int, calls_per_sample: int) -> queue.Chain:
+        """Return the timer of device times; while its queue drains, clock and power are read.
+
+        Args:
+            chunk: samples per queue fill.
+            calls_per_sample: calls per sample.
+        """
         return queue.Chain(
-            call, self.device, chunk, k, flush=self._flush(), draining=self._load.draining
+            call,
+            self.device,
+            chunk,
+            calls_per_sample,
+            flush=self._flush(),
+            draining=self._load.draining,
         )
 
     def _collector(
         self,
         name: str,
         block: Callable[[int], collecting.Samples],
-        k: int = 1,
+        calls_per_sample: int = 1,
         percentiles: Sequence[float] = (),
         **options: bool,
     ) -> collecting.Collector:
@@ -313,7 +323,7 @@ class Times:
 
         Args:
             block: timer that returns a number of samples, in seconds per call.
-            k: calls per sample.
+            calls_per_sample: calls per sample.
             percentiles: percentiles that need an interval before the series may end.
             options: further arguments for the rule's `begin`.
         """
@@ -321,10 +331,13 @@ class Times:
         def begin(busy_seconds: float) -> Monitor:
             self.progress(name)
             return self.stopping.begin(
-                calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds, **options
+                calls_per_sample=calls_per_sample,
+                percentiles=percentiles,
+                busy_seconds=busy_seconds,
+                **options,
             )
 
-        return collecting.Collector(name, block, begin, k)
+        return collecting.Collector(name, block, begin, calls_per_sample)
 
     def _take(
         self, point: Point, collectors: Sequence[collecting.Collector], warm_seconds: float = 0.0

@@ -120,8 +120,12 @@ class Plan(PlanSchema):
         # as data: status counts the points of plans that are not trusted
         return int(self.stopping.get("processes", 1))
 
-    def of_process(self, replicate: int) -> Plan:
-        """Return the plan of one process: each training to a target accuracy has its own seed."""
+    def for_process(self, replicate: int) -> Plan:
+        """Return the plan for one process; its seed is different for training to a target accuracy.
+
+        The time to an accuracy depends on the seed, so processes show how it varies. Other
+        measurements repeat the same work.
+        """
         train = self.mode.train
         if isinstance(train, Mapping) and train.get("target_accuracy"):
             return replace(self, seed=self.seed + replicate)

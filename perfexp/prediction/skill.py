@@ -162,32 +162,34 @@ def _score(actual: Samples, mean: Samples, half_width: Samples) -> Score:
     )
 
 
-def _nearest(work: Samples, y: Samples, at: Samples) -> Samples:
+def _nearest(work: Samples, log_values: Samples, targets: Samples) -> Samples:
     """Predict the value of the point with the nearest amount of work."""
-    nearest: Samples = y[np.abs(work[:, None] - at[None]).argmin(axis=0)]
+    nearest: Samples = log_values[np.abs(work[:, None] - targets[None]).argmin(axis=0)]
     return nearest
 
 
-def _linear(work: Samples, y: Samples, at: Samples) -> Samples:
+def _linear(work: Samples, log_values: Samples, targets: Samples) -> Samples:
     """Predict by a line over pixels and batch size, by relative least squares.
 
     Predictions never fall below half the smallest value.
     """
-    amount, values = np.exp(work - work.max()), np.exp(y)
+    amount, values = np.exp(work - work.max()), np.exp(log_values)
     design = np.column_stack([np.ones_like(amount), amount]) / values[:, None]
     (level, slope), *_ = np.linalg.lstsq(design, np.ones_like(amount), rcond=None)
-    line: Samples = np.log(np.maximum(level + slope * np.exp(at - work.max()), values.min() / 2))
+    line: Samples = np.log(
+        np.maximum(level + slope * np.exp(targets - work.max()), values.min() / 2)
+    )
     return line
 
 
-def _interpolated(work: Samples, y: Samples, at: Samples) -> Samples:
+def _interpolated(work: Samples, log_values: Samples, targets: Samples) -> Samples:
     """Predict by linear interpolation of the logarithm over log work."""
     order = np.argsort(work)
-    return np.asarray(np.interp(at, work[order], y[order]), dtype=np.float64)
+    return np.asarray(np.interp(targets, work[order], log_values[order]), dtype=np.float64)
 
 
 def _scaling_model(
-    work: Samples, y: Samples, at: Samples, *, errors: Samples
+    work: Samples, log_values: Samples, targets: Samples, *, errors: Samples
 ) -> tuple[Samples, float]:
     """Return the scaling model's predictions and their scatter, as logarithms.
 
@@ -195,11 +197,13 @@ def _scaling_model(
     """
     top = work.max()
     try:
-        fit = scaling.fit_scaling(np.exp(work - top), np.exp(y), np.maximum(1.96 * errors, 1e-6))
+        fit = scaling.fit_scaling(
+            np.exp(work - top), np.exp(log_values), np.maximum(1.96 * errors, 1e-6)
+        )
     except ValueError:
-        return np.full_like(at, np.median(y)), float(np.std(y))
+        return np.full_like(targets, np.median(log_values)), float(np.std(log_values))
     return np.log(
-        [fit.at(float(np.exp(coordinate - top))) for coordinate in at], dtype=np.float64
+        [fit.at(float(np.exp(coordinate - top))) for coordinate in targets], dtype=np.float64
     ), fit.scatter
 
 
@@ -211,7 +215,7 @@ BASELINES: dict[str, _Method] = {
 }
 
 
-def _own_half_width(method: _Method, work: Samples, y: Samples) -> float:
+def _own_half_width(method: _Method, work: Samples, log_values: Samples) -> float:
     """Return the half-width of a baseline's 90 % intervals, from its own leave-one-out errors.
 
     It is the conformal quantile of the errors at inner points, each predicted from the others.
@@ -219,8 +223,10 @@ def _own_half_width(method: _Method, work: Samples, y: Samples) -> float:
     inner = np.flatnonzero((work > work.min()) & (work < work.max()))
     off = [
         abs(
-            y[left_out]
-            - method(np.delete(work, left_out), np.delete(y, left_out), work[[left_out]])[0]
+            log_values[left_out]
+            - method(np.delete(work, left_out), np.delete(log_values, left_out), work[[left_out]])[
+                0
+            ]
         )
         for left_out in inner
     ] or [0.0]

@@ -338,12 +338,12 @@ def _median(row: Row) -> estimators.Interval:
     return median
 
 
-def _grouped(rows: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
+def _grouped(rows: Iterable[Row], key_of: Callable[[Row], Hashable]) -> list[list[Row]]:
     """Return the successful rows with a time above zero, grouped by a function of the row."""
     groups: dict[Hashable, list[Row]] = {}
     for row in rows:
         if row.status is Status.OK and row.time and row.time.median.value > 0:
-            groups.setdefault(by(row), []).append(row)
+            groups.setdefault(key_of(row), []).append(row)
     return list(groups.values())
 
 

@@ -46,6 +46,11 @@ def metrics(seeds: Sequence[Point]) -> dict[str, Metric]:
 
 
 def _p_value(seeds: Sequence[Point], p: float | None) -> Metric:
+    """Return the p-value for a mean accuracy at or below the target, or why there is none.
+
+    Args:
+        p: p-value from the accuracies; None if they do not vary.
+    """
     for seed in seeds:
         if sum(epoch.accuracy is not None for epoch in seed.epochs) > 1:
             reason = "an early stop selects accuracies; set mode.train.eval_every=EPOCHS"
@@ -84,6 +89,7 @@ def _metric(name: str, interval: Interval) -> Metric:
 
 
 def _share(row: Row, name: str) -> str:
+    """Return a share with its interval as text, in percent."""
     share = interval_of(row.metric(name))
     if share is None:
         return "an unknown share"

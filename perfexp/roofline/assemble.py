@@ -218,7 +218,13 @@ def _roofline(
     """
 
     def row(level: str, number: str, label: str, part: tuple[str, str, Load]) -> RooflineRow:
-        """Return a part's row, with its shares of the peaks and of the total time."""
+        """Return a part's row, with its shares of the peaks and of the total time.
+
+        Args:
+            number: number in the plot and the table, for example `3` or `R1`.
+            label: short name in the plot.
+            part: name, range path and load.
+        """
         name, range_path, load = part
         return RooflineRow(
             level=level,

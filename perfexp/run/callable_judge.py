@@ -171,6 +171,7 @@ class _Process:
         self._connection.close()
 
     def _signal(self, number: int) -> None:
+        """Send a signal to the process, its group and its descendants."""
         with suppress(ProcessLookupError, psutil.NoSuchProcess):
             os.killpg(self._process.pid, number)
             # those in sessions of their own
@@ -181,6 +182,12 @@ class _Process:
 def _started(
     arguments: Sequence[str], log: int, events: int
 ) -> subprocess.Popen[bytes] | fork_server.ForkedProcess:
+    """Start a side's process: forked if possible, which saves the import of torch.
+
+    Args:
+        log: file descriptor for its output.
+        events: file descriptor for its answers.
+    """
     try:
         return fork_server.fork(_SIDE, arguments, ["torch", _SIDE], log=log, events=events)
     except fork_server.Unforkable:
@@ -392,6 +399,11 @@ class _Judge:
 
     @contextmanager
     def _running(self, name: str) -> Iterator[_Process]:
+        """Yield a side's process while it runs, after it described itself.
+
+        Args:
+            name: `left` or `right`.
+        """
         process = _Process(name, self._arguments[name])
         try:
             process.facts = process.ask("describe")

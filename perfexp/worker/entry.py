@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             emit("finished")
             return 0
         paths = RunPaths(arguments.directory)
-        plan = plan_file.load(paths.plan, arguments.plan_sha256).of_process(replicate)
+        plan = plan_file.load(paths.plan, arguments.plan_sha256).for_process(replicate)
         if arguments.profile is not None:
             profile(plan, paths, arguments.profile, emit)
             return 0  # the pass ends when the profiler has written its files and exits

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perfexp.devices import Device
-from perfexp.devices.meters import together
+from perfexp.devices.meters import combine
 from perfexp.doctor import environment
 from perfexp.errors import PerfexpError, RankLost, UserError
 from perfexp.host.files import write_atomically
@@ -34,7 +34,7 @@ from perfexp.records.messages import Events, cut
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key
 from perfexp.worker.points import measure_points
-from perfexp.worker.workbench import Workbench, of_node, report_failure
+from perfexp.worker.workbench import Workbench, node_diagnostics, report_failure
 
 if TYPE_CHECKING:
     from perfexp.measuring.modes import Step
@@ -116,7 +116,7 @@ def _measure_as_leader(bench: Workbench, replicate: int, place: Place, leader: L
             procedure.group = leader
             if bench.plan.probes.energy:
                 procedure.energy = bench.energy_of(
-                    together([device.meters() for device in _distinct(devices)])
+                    combine([device.meters() for device in _distinct(devices)])
                 )
             leader.works_with(member)
             is_finished = measure_points(procedure, bench.plan, bench.paths, replicate, bench.emit)
@@ -172,6 +172,9 @@ def _follow(bench: Workbench, place: Place) -> int:
 
 def _join(bench: Workbench, place: Place) -> tuple[Member, dict[str, Any]]:
     """Start the device and load the model, both in the group of all ranks.
+
+    Args:
+        place: this rank's number, and how many ranks there are.
 
     Returns:
         The group member, and facts about how the ranks share work.
@@ -268,7 +271,7 @@ def _describe_rank(bench: Workbench, place: Place) -> dict[str, Any]:
     doubts = device.doubts()
     if place.size > place.per_host and place.local == 0:
         report["host"] = facts = bench.facts()
-        doubts = [*doubts, *(of_node(facts) if place.number else [])]
+        doubts = [*doubts, *(node_diagnostics(facts) if place.number else [])]
     return {**report, "doubts": doubts}
 
 

@@ -256,6 +256,7 @@ class Workbench:
         train = self.plan.mode.train
         if train is not None and train.get("resume_from"):
             key = next(key for key in self.plan.timed_keys() if key.phase == "train")
+            # loads the checkpoint as training would, which raises the error
             config.build(train).updating(self.session, key.batch_size)
 
     @contextmanager
@@ -412,12 +413,12 @@ class Workbench:
     def _host_diagnostics(self, facts: Mapping[str, Any]) -> list[Diagnostic]:
         """Return diagnostics if other jobs, or other runs of the sweep, use this host."""
         if self.plan.host_sharing is not plan_fields.HostSharing.together:
-            return of_node(facts)
+            return node_diagnostics(facts)
         # the user chose to measure the sweep's runs at the same time
         shared = diagnostics.make(
             "shared_host", others="other runs of the sweep, on its other devices"
         )
-        return [shared, *of_node(facts)]
+        return [shared, *node_diagnostics(facts)]
 
     def require_same_environment(self) -> None:
         """Check that the folder's points were measured in this environment, if it has points.
@@ -475,11 +476,12 @@ def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None]
     return plan.sheet(device.name)[1].peak_flops_per_second or {}
 
 
-def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
+def node_diagnostics(facts: Mapping[str, Any]) -> list[Diagnostic]:
     """Return a diagnostic if other SLURM jobs use this node's other GPUs or CPUs.
 
     Args:
-        facts: environment of a host, with its `job`.
+        facts: environment of a host. `job.others` counts the `gpus` and `cpus` that other jobs
+            use there.
     """
     others = (facts.get("job") or {}).get("others") or {}
     if not any(others.values()):
