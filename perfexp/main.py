@@ -404,6 +404,7 @@ class _Application:
         """
         plan, sweep_run = config.typed(plain), self.sweep_run
         parts = (plan.model_name, plan.algorithm_name, plan.mode.name)
+        # a SLURM job of a sweep: folder and name were planned when it was submitted
         if self.element is not None:
             name, folder = self.element.child.name, self.element.folder
             refuse_link(folder)
@@ -411,6 +412,7 @@ class _Application:
             return Assignment(
                 plan=plan, plain=plain, folder=folder, name=name, sweep=self.element.membership
             )
+        # a single run
         if sweep_run is None:
             name = naming.run_name(parts, {})
             folder = self._free(plan, plain, naming.run_folder(plan))

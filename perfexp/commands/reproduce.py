@@ -213,6 +213,7 @@ def _settle(
     given_names = given_keys(overrides, {"processes": "--processes", "resume": "the folder"})
     processes = processes or _default_processes(record)
     batch_overrides = []
+    # measure the batch size that the record's search found, instead of searching again
     if "batch_size" not in given_names:
         batch_overrides = _found_batches(record, given_names)
     flags = []
@@ -246,6 +247,7 @@ def _settle(
         readable=tuple(path for path in named if path.is_absolute() and path.exists()),
         has_gpus=fact_at(record.environment, "device.kind") == "cuda",
     )
+    # a container composes its own plan, with the code in its image
     if composed_here and (why := plan_file.refusal_of_sources(record.plan, plain)):
         raise UserError(f"{source} was measured with other code: {why} Nothing was run.")
     if composed_here and (changes := again.changes(plain)):

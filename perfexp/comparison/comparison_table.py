@@ -118,8 +118,8 @@ def _unexplained(comparison: Comparison, side: SideFacts) -> list[str]:
         f" at {units.counted(count, 'point')} of {len(points)}" if len(points) > 1 else ""
     )
     return [
-        f"layers are not compared{share_of_points}: they are shares only, of a profiled call unlike the "
-        "timed one"
+        f"layers are not compared{share_of_points}: they are shares only, of a profiled call "
+        "unlike the timed one"
     ]
 
 
@@ -601,7 +601,10 @@ def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str
     elif pair.verdict is Verdict.SAME:
         answer = f"{side_name} and {baseline_name} are the same within ±{bare(comparison.margin)}"
     else:
-        answer = f"undecided whether {side_name} is better or worse than {baseline_name}: {_would_decide(side, pair)}"
+        answer = (
+            f"undecided whether {side_name} is better or worse than {baseline_name}: "
+            f"{_would_decide(side, pair)}"
+        )
     if ratio and ratio.low is not None:
         width = ratio_text(ratio).partition(" ")[2].strip("()")
         names = ", ".join(filter(None, (width, names)))

@@ -91,6 +91,7 @@ def history(
             subjects = {
                 difference.key for difference in pair.differences if difference.role is Role.SUBJECT
             }
+            # a run of another model, for example, is no earlier state of this one
             if not subjects <= _EVOLVING:
                 continue
             earlier_point, other = pair.points
@@ -100,6 +101,7 @@ def history(
                 if draft.is_comparable and draft.ratio:
                     runs = series[pairing.label(earlier_point, names), measure]
                     run = _Run(record.started, number, commit, draft.ratio.value)
+                    # the same record may be found in several folders
                     runs.setdefault(record.uid, run)
                 confounders |= {
                     difference.key for difference in draft.confounders if not difference.allowed

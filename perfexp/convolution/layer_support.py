@@ -76,6 +76,7 @@ def survey(
         )
     problems = _problems_of(session, module, key)
     layers: dict[Problem, list[str]] = {}
+    # equal layers have equal support: check each distinct problem once
     for name, requests in problems.items():
         for problem in requests:
             layers.setdefault(problem, []).append(name)

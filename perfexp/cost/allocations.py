@@ -342,6 +342,7 @@ def peak_of_calls(
         for parameter in module.parameters()
         if parameter.requires_grad and parameter.is_leaf
     ]
+    # gradients of leaves appear during the backward pass; their memory counts as gradients
     hooks = [parameter.register_post_accumulate_grad_hook(accumulated) for parameter in trained]
     try:
         segments = prepare(allocations)

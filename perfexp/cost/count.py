@@ -224,6 +224,7 @@ class _RowMaker:
         returned = set(map(storage_of, tensors_in(step.returned)))
         reads, written = _external_traffic(kernels, returned)
         macs = flops = parameters = 0
+        # None without a backward pass, where no operator is reached
         input_flops = weight_flops = None if self._reached is None else 0
         fresh, convolutions = set[int](), list[Geometry]()
         for kernel in kernels:
@@ -236,6 +237,7 @@ class _RowMaker:
                 input_flops = (input_flops or 0) + kernel.input_gradient_flops
                 weight_flops = (weight_flops or 0) + kernel.weight_gradient_flops
         for region in reads:
+            # shared parameters count in the first row that reads them
             parameters += self._unread.pop(region.storage, 0)
         inputs = [
             tensor for tensor in tensors_in(step.given) if storage_of(tensor) not in self._weights

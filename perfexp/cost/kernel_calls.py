@@ -100,16 +100,19 @@ def kernel_of(
         overwrites |= argument.is_out
         if argument.alias_info is not None and argument.alias_info.is_write:
             changed += tensors_in(arguments.get(argument.name))
+    # batch norms do not declare that training changes their running statistics
     if name in _UNDECLARED and arguments["training"]:
         changed += tensors_in([arguments["running_mean"], arguments["running_var"]])
     input_storages = set(map(storage_of, inputs))
     new = [tensor for tensor in made if storage_of(tensor) not in input_storages]
+    # views read and write nothing by themselves
     if made and not new and (not changed or torch.Tag.inplace_view in operator.tags):
         return None
     if name in _RESERVING:
         inputs, written = [], []
     else:
         written = [*new, *changed]
+    # these read the shape of their inputs, not the memory
     if name.endswith(_SHAPED_LIKE):
         inputs = []
     elif overwrites:
@@ -178,6 +181,7 @@ def _work(
     if terms is None:
         flops = cost_of(operator, arguments, outputs)
         if flops is None:
+            # no formula of perfexp: take the FLOPs that the operator registered with torch
             known = {
                 "known": registered is not None,
                 "backward_known": not (is_recorded and differentiable),
@@ -188,6 +192,7 @@ def _work(
             weight_operands, other_operands = list[torch.Tensor](), list[torch.Tensor]()
             if any(map(is_number, tensors_in(outputs))):
                 for tensor in differentiable:
+                    # a gradient is taken to cost as many FLOPs as the operator itself
                     side = weight_operands if storage_of(tensor) in weights else other_operands
                     side.append(tensor)
             terms = [

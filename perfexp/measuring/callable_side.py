@@ -277,7 +277,7 @@ def _load(target: str) -> tuple[Callable[..., Any], ModuleType]:
 
 
 def _import(name: str) -> ModuleType:
-    """Import a module, also from the current folder, as `python -m` does."""
+    """Import a module that is installed or lies in the current folder."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     return importlib.import_module(name)

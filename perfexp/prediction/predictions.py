@@ -131,6 +131,7 @@ def forecast(
     """
     measured_pairs = list(curve.values)
     reference, at = selection.coordinates(measured_pairs), selection.coordinates(pairs)
+    # as shares of the measured range, so that size and batch weigh alike in a distance
     measured, x = selection.scaled(reference, reference), selection.scaled(at, reference)
     values = _predicted(curve, x, calibration)
     points = []

@@ -270,16 +270,12 @@ def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:
 
     It is a sign of another cuDNN algorithm, whose workspace is larger.
     """
-    peak_memory = row.value(PEAK_MEMORY)
+    peak = row.value(PEAK_MEMORY)
     most = max((other.value(PEAK_MEMORY) or 0 for other in neighbors), default=0)
-    if (
-        not peak_memory
-        or not most
-        or peak_memory < max(_WORKSPACE_FACTOR * most, most + _WORKSPACE_BYTES)
-    ):
+    if not peak or not most or peak < max(_WORKSPACE_FACTOR * most, most + _WORKSPACE_BYTES):
         return ""
     return (
-        f"its peak memory is {format_bytes(peak_memory)}, {format_bytes(most)} beside it, as if for "
+        f"its peak memory is {format_bytes(peak)}, {format_bytes(most)} beside it, as if for "
         "another workspace"
     )
 

@@ -223,15 +223,15 @@ def _roofline(
         Args:
             number: number in the plot and the table, for example `3` or `R1`.
             label: short name in the plot.
-            part: name, range path and load.
+            part: `name`, `where` and `load` of the row.
         """
-        name, range_path, load = part
+        name, context, load = part
         return RooflineRow(
             level=level,
             number=number,
             label=label,
             name=name,
-            where=range_path,
+            where=context,
             load=load,
             shares=shares_of(load, peaks),
             time_share=load.seconds / total.seconds,
@@ -321,6 +321,7 @@ def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
     if unavailable:
         lacks += f" ncu could not measure {', '.join(unavailable)} (n/a)."
     lacks = " ".join([lacks, *table.notes])
+    # a user of a chip without DRAM counters cannot follow the usual advice
     without_dram = all(name.startswith("dram__") for name in missing)
     if without_dram and (has_l2 or "dram__" in " ".join(unavailable)):
         raise UserError(

@@ -132,6 +132,7 @@ def _mount(path: Path, access: str = "") -> str:
     absolute = path.absolute()
     if "," in str(absolute) or '"' in str(absolute):
         raise UserError(
-            f"{absolute}: an engine cannot mount a path with a comma or a quotation mark. Rename it."
+            f"{absolute}: an engine cannot mount a path with a comma or a quotation mark. "
+            "Rename it."
         )
     return f"--mount=type=bind,source={absolute},target={absolute}{access}"

@@ -472,7 +472,8 @@ class Job(supervisor.Supervisor):
         except OSError as error:
             record_path = self.paths.record
             console.error(
-                f"Some tables and plots could not be written: {error}. The record is safe: {record_path}"
+                f"Some tables and plots could not be written: {error}. "
+                f"The record is safe: {record_path}"
             )
 
     def _send(self, analysis: Analysis, console: Console) -> str | None:

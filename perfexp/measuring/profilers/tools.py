@@ -142,6 +142,7 @@ def ask(
             name = Path(command[0]).name
             message = f"{name} took longer than {seconds:g} s and was terminated"
             return ToolOutput(code=None, out="", err=message)
+        # with an interrupt, too, no child may go on
         except BaseException:
             _terminate(process)
             raise

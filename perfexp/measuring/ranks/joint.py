@@ -74,12 +74,14 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
     rounds_of: dict[Sharing, list[Sequence[Burst]]] = {kind: [] for kind in wanted if wanted[kind]}
     for number in range(_ROUNDS):
         kinds = list(rounds_of)
+        # alternate the order, so that a drift affects all kinds alike
         if number % 2 == 0:
             kinds.reverse()
         for kind in kinds:
             bursts = group.burst(step, calls, kind)
             rounds_of[kind].append(bursts)
             if error := next((burst.error for burst in bursts if burst.error), None):
+                # the other kinds go on without it
                 del rounds_of[kind]
                 reason = f"one rank by itself can't make the call: {error}"
                 point.metrics.append(Metric.of(_FIGURES[kind], None, reason=reason))

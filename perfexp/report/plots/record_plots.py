@@ -188,6 +188,7 @@ def chart_of(
         point = Placed(name, x, row, row.status.value)
         placed.append(point)
         text = str(row.key.batch_size) if is_batch else row.key.size_label
+        # sizes with the same number of pixels share a tick
         if text not in ticks.setdefault(x, text).split("\n"):
             ticks[x] += f"\n{text}"
         if row.time:

@@ -132,6 +132,7 @@ def plot(sweep_analysis: SweepAnalysis) -> Chart | Bars | None:
             if run.row:
                 named.append((_label(run.child.axes, run.row.key, fields, axis), run.row))
         return chart_of(caption, named, axis)
+    # no numeric axis: lines over device counts if they vary, else bars
     counts = {run.child.devices for run in runs}
     if len(counts - {None}) > 1:
         interval = "interval"

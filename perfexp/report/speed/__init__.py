@@ -82,6 +82,7 @@ def of_log(
     if status := _why_unknown(run, is_own=log.is_own):
         raise UserError(f"{path}: {status}. Nothing is written.")
     facts = (options or Facts()).or_else(facts_of(log, path))
+    # run mode sp means a single GPU, so the log need not say it
     if mode is Mode.sp and facts.num_gpus is None:
         facts.num_gpus = 1
     if missing := [option for name, option in _OPTIONS.items() if getattr(facts, name) is None]:

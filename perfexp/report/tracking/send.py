@@ -390,8 +390,8 @@ def upload(client: MlflowClient, run_id: str, files: Sequence[Upload], uri: str)
     artifact_uri = str(client.get_run(run_id).info.artifact_uri)
     if is_foreign_place(artifact_uri, uri):
         raise TrackingFailed(
-            f"it wants files at {artifact_uri.partition(':')[0][:20]}:…, outside of the store, where "
-            "none are sent (a server: start it with --serve-artifacts)"
+            f"it wants files at {artifact_uri.partition(':')[0][:20]}:…, outside of the store, "
+            "where none are sent (a server: start it with --serve-artifacts)"
         )
     repository = get_artifact_repository(artifact_uri, tracking_uri=uri)
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
