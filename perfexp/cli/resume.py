@@ -145,10 +145,11 @@ def _begun(folder: Path) -> Begun:
     if not SweepPaths(folder).summary.exists():
         return begun_run(folder)
     sweep = Sweep.load(folder)
+    # `perfexp ab` measured its variants in turn, which only its own command can continue
     if sweep.in_turn:
         line = sweep.command_line(folder)
-        again = f" if you trust it: {line}" if line else ", which can't be shown"
-        raise UserError(f"resume={folder}: to continue it, repeat its command{again}")
+        shown = f" if you trust it: {line}" if line else ", which can't be shown"
+        raise UserError(f"resume={folder}: to continue it, repeat its command{shown}")
     return Begun(
         sweep.command,
         SweepPaths(folder).begun_in(sweep),

@@ -436,6 +436,7 @@ class AttentionBackends:
         """Discard the shapes of earlier points."""
         self._rows.clear()
         self._is_reported = self._leaves_to_torch = False
+        # the last point may have installed a single backend for all shapes
         self._reinstall(None)
 
     def begin_call(self) -> None:

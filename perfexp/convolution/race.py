@@ -415,7 +415,7 @@ class Races:
             exactly: runner for the errors, if a race's results are random.
         """
         captures = partial(cuda_graphs.captures, self.device) if self.device.asynchronous else None
-        race = Race(device=self.device, default=default, where=self._thread, captures=captures)
+        race = Race(device=self.device, default=default, where=self._caller, captures=captures)
         tensors = draw()
         exactly = exactly or runner
         expected = exactly(reference, [tensor.double() for tensor in tensors])()
@@ -442,16 +442,17 @@ class Races:
         errors: dict[str, float] = {}
         for name, run in runs.items():
             try:
-                errors[name] = self._thread(name)(partial(_error, run, expected))
+                errors[name] = self._caller(name)(partial(_error, run, expected))
             except torch.OutOfMemoryError:
                 if name == default:
                     raise
         return errors
 
-    def _thread(self, name: str) -> Callable[[Callable[[], Any]], Any]:
-        """Return a runner for an engine.
+    def _caller(self, name: str) -> Callable[[Callable[[], Any]], Any]:
+        """Return a function that makes an engine's calls in the right thread.
 
-        Torch's search gets its own thread, because it must not use its heuristic's cached choice.
+        cuDNN's search (`BENCHMARK`) gets its own thread. In the common one, torch may have cached
+        a choice of the heuristic for the same shape, which it would take instead of searching.
         """
         if name == BENCHMARK:
             return partial(self.threads.run, "search")

@@ -191,18 +191,17 @@ class Plan(PlanSchema):
             name = auto.predicted_name(self.gpu.get("index") or 0)
         is_cpu = name == "cpu"
         takes_all = self.probes.call_times
-        series = _ASYNCHRONOUS_SERIES if takes_all and not is_cpu else _SYNCHRONOUS_SERIES
+        num_series = _ASYNCHRONOUS_SERIES if takes_all and not is_cpu else _SYNCHRONOUS_SERIES
         # processes after the first repeat the times only, without these passes
         first_only = 0.0
         if self.probes.energy:
             first_only += (self.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS
-        if takes_all and (
-            not is_cpu or "train" in self.phases
-        ):  # training steps or a graph's times
+        # a further series for the phases of a training step, or for a graph on a GPU
+        if takes_all and (not is_cpu or "train" in self.phases):
             first_only += series_seconds
         first_only *= len(self.first_keys()) / len(self.timed_keys())
         ranks = _COLLECTIVE_SECONDS if self.ranks > 1 else 0.0
-        return float(rule.settling_seconds + series * series_seconds + first_only + ranks)
+        return float(rule.settling_seconds + num_series * series_seconds + first_only + ranks)
 
     @cached_property
     def stopping_rule(self) -> StoppingRule:

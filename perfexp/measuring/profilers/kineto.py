@@ -60,6 +60,7 @@ class Torch(Profiler):
     _result = ProfileResult()
 
     def outputs(self, location: ProfileLocation) -> list[Path]:
+        """Return the trace and the table of operators, and of memory if `memory` is set."""
         files = [location.file(_TRACE), location.file(_OPERATORS)]
         if self.memory:
             files.append(location.file(_MEMORY))

@@ -44,6 +44,7 @@ class Nvtx(Profiler):
     def collect(
         self, location: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
     ) -> ProfileResult:
+        """Return command lines for profiling the run by hand; there are no files to collect."""
         return ProfileResult(facts={"commands": command_lines(location.stem, about)})
 
 

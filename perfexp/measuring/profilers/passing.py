@@ -114,6 +114,7 @@ class _ModuleRanges(Ranges):
         self._marks = marks
 
     def around(self, mark: RangeMark | None) -> AbstractContextManager[Any]:
+        """Open a range for a module or operation; `profile_point` marks calls and phases itself."""
         if mark is None or mark.scope not in (Scope.module, Scope.operation):
             return nullcontext()
         return self._marks.range(mark.path or mark.kind)

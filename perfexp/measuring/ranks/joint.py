@@ -122,8 +122,8 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, si
     of_all, batch = _call_seconds(point, Sharing.all), point.key.batch_size
     rates = {RANKS_RATE: batch * size / fmean(of_all)}
     for number in range(size):
-        burst_seconds = [_span_seconds([bursts[number]]) / calls for bursts in rounds[_WARMUP:]]
-        rates[member(RANK_RATE, number)] = batch / fmean(burst_seconds)
+        call_seconds = [_span_seconds([bursts[number]]) / calls for bursts in rounds[_WARMUP:]]
+        rates[member(RANK_RATE, number)] = batch / fmean(call_seconds)
     point.metrics += [Metric.of(name, rate) for name, rate in rates.items()]
     # each kind's time in a round relative to the time with everything shared
     parts = {}
@@ -155,10 +155,7 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, si
 
 def _differences(longer: Sequence[float], shorter: Sequence[float]) -> list[float]:
     """Return the differences round by round; empty if one kind of burst is missing."""
-    return [
-        longer_time - shorter_time
-        for longer_time, shorter_time in zip(longer, shorter, strict=False)
-    ]
+    return [long - short for long, short in zip(longer, shorter, strict=False)]
 
 
 def _span_seconds(bursts: Sequence[Burst]) -> float:

@@ -150,6 +150,7 @@ class Campaign(ABC):
             ended: called with each run that has ended.
         """
         sweep_run.expect([run.assignment for run in self.runs])
+        # a record with another version was written by this command's process
         for run in self.runs:
             run.earlier = run.version
         return self._measure(unfinished(self.runs, console, ended), sweep_run, console, ended)
