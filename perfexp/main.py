@@ -229,8 +229,10 @@ class _Application:
                 if self._is_left:
                     text = f"Interrupted. To continue, repeat the command with output_dir={folder}."
                 elif folder is not None and folder.is_dir():
-                    again = shlex.quote(f"resume={folder}")
-                    text = f"Interrupted. Finished points are on disk; to continue: perfexp {again}"
+                    override = shlex.quote(f"resume={folder}")
+                    text = (
+                        f"Interrupted. Finished points are on disk; to continue: perfexp {override}"
+                    )
                 self.console.error(text)
 
     def close(self) -> None:

@@ -199,9 +199,9 @@ def _models_without_file(arguments: Sequence[str]) -> list[str]:
     """
     texts = list(arguments)
     typed = list(map(Path, flag_values(arguments, *CONFIG_DIR)))
-    known = set[str]()
+    named_options = set[str]()
     for folder in (installation.conf_dir(), *typed):
-        known |= {file.stem for file in folder.glob("model/*.yaml")}
+        named_options |= {file.stem for file in folder.glob("model/*.yaml")}
     for folder in typed:
         for file in filter(Path.is_file, folder.glob("*/*.yaml")):
             texts.append(file.read_text(encoding="utf-8", errors="replace"))
@@ -209,7 +209,7 @@ def _models_without_file(arguments: Sequence[str]) -> list[str]:
     for text in texts:
         for line in _MODEL.findall(text):
             words.update(re.findall(r"[\w:-]+", line))
-    return [word for word in sorted(words - known) if torchvision_names.is_name(word)]
+    return [word for word in sorted(words - named_options) if torchvision_names.is_name(word)]
 
 
 def _node(name: str, arguments: Sequence[str]) -> dict[str, Any]:
@@ -429,7 +429,9 @@ def _option_override(word: str, options: Mapping[str, Collection[str]]) -> str |
     several groups have such an option, or none has.
     """
     names = word.split(",")
-    groups = [group for group, known in options.items() if set(names) <= set(known)]
+    groups = [
+        group for group, names_of_group in options.items() if set(names) <= set(names_of_group)
+    ]
     if len(groups) == 1:
         return f"{groups[0]}={word}"
     models = [*options["model"], *torchvision_names.names()]

@@ -63,11 +63,13 @@ def find(arguments: Sequence[str]) -> None:
     Raises:
         UserError: there is no such module.
     """
-    here = Path.cwd()
+    folder = Path.cwd()
     for module in named(arguments).values():
         top = module.partition(".")[0]
-        if str(here) not in sys.path and ((here / f"{top}.py").is_file() or (here / top).is_dir()):
-            sys.path.append(str(here))  # last, so that no file here hides an installed module
+        if str(folder) not in sys.path and (
+            (folder / f"{top}.py").is_file() or (folder / top).is_dir()
+        ):
+            sys.path.append(str(folder))  # last, so that no file here hides an installed module
         try:
             is_found = importlib.util.find_spec(top) is not None
         except (ImportError, ValueError):

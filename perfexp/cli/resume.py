@@ -205,8 +205,10 @@ def _name_files(words: Sequence[str]) -> bool:
     """Return whether a word may name something in the current folder by a relative path."""
     plain = [word.replace("\\", "").replace("file://", " ") for word in words]
     plan_text = "\n".join(plain)
-    here = (path.name.replace("\\", "") for path in Path.cwd().iterdir())
+    file_names = (path.name.replace("\\", "") for path in Path.cwd().iterdir())
     # of a million names few are in the command: a pattern of all would take minutes
-    names = "|".join(map(re.escape, [".", "..", *(name for name in here if name in plan_text)]))
+    names = "|".join(
+        map(re.escape, [".", "..", *(name for name in file_names if name in plan_text)])
+    )
     entry = re.compile(rf"(^|{_SEPARATOR})({names})(/|$|{_SEPARATOR})")
     return any("${" in word or entry.search(word) for word in plain)

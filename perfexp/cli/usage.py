@@ -285,8 +285,8 @@ def meaning_of(term: str) -> str:
 
     `perfexp help TERM` prints it.
     """
-    known = {name.lower(): text for name, text in TERMS.items()}
-    if text := known.get(term.lower()):
+    meanings = {name.lower(): text for name, text in TERMS.items()}
+    if text := meanings.get(term.lower()):
         return text
     if percentile := _PERCENTILE.fullmatch(term.lower()):
         return (

@@ -147,8 +147,8 @@ def ab(
             code = _measure(run, sweep_run, assignments)
             code = _show(root, settings, console, code)
         except KeyboardInterrupt:
-            again = sweep_run.sweep.continuation(root)
-            console.error(f"Interrupted. Finished points are on disk; to continue: {again}")
+            continuation = sweep_run.sweep.continuation(root)
+            console.error(f"Interrupted. Finished points are on disk; to continue: {continuation}")
             code = _INTERRUPTED
     raise typer.Exit(code)
 

@@ -264,8 +264,8 @@ def _unknown(compared: Comparison, required: Sequence[str], *, allow_undecided: 
         lines = comparison_table.confounders(compared.sides[1])
         return list(map("not comparable: {}".format, lines))
     measured = measures_of(compared.pairs)
-    if lacking := [name for name in required if name not in measured]:
-        return [f"not measured on both sides: {', '.join(lacking)}"]
+    if unmeasured := [name for name in required if name not in measured]:
+        return [f"not measured on both sides: {', '.join(unmeasured)}"]
     if not compared.pairs:
         return ["nothing was measured on both sides"]
     undecided = with_verdict(compared.pairs, Verdict.UNDECIDED)

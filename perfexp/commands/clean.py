@@ -228,9 +228,10 @@ def _is_deleted(file: _ListedFile) -> bool:
             file.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         )
         try:
-            about = os.stat(file.path.name, dir_fd=home, follow_symlinks=False)
+            current = os.stat(file.path.name, dir_fd=home, follow_symlinks=False)
             if not (
-                os.path.samestat(os.fstat(home), file.home) and os.path.samestat(about, file.about)
+                os.path.samestat(os.fstat(home), file.home)
+                and os.path.samestat(current, file.about)
             ):
                 raise OSError(errno.ESTALE, "is not what was listed")
             folder = file.path.parent

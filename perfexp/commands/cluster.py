@@ -198,13 +198,13 @@ def _submitted(folder: Path, run: int | None) -> tuple[Path, int]:
         if run is None:
             raise UserError(f"{folder} is a sweep; name a run: --run N, or the folder of a run.")
         return folder, run
-    wanted = folder.absolute()
-    for parent in wanted.parents[:2]:
+    absolute = folder.absolute()
+    for parent in absolute.parents[:2]:
         for file in below(parent, SWEEP, refused=lambda error: None):
             if not SweepPaths(file.parent).jobs.is_file():
                 continue
             with suppress(UserError):  # another sweep's file may be broken
                 for child, path in run_folders(Sweep.load(file), file.parent):
-                    if path.absolute() == wanted:
+                    if path.absolute() == absolute:
                         return file.parent, child.job
     raise UserError(f"{folder} is not the folder of a run that was submitted to SLURM.")

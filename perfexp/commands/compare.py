@@ -68,9 +68,11 @@ def compare(
     if output:
         _write(compared, targets)
     measured = measures_of(compared.pairs)
-    lacking = [name for name in settings.measures if name not in measured]
-    if metric and lacking:
-        echo(f"not compared, since no point of both sides has it: {', '.join(lacking)}", err=True)
+    unmeasured = [name for name in settings.measures if name not in measured]
+    if metric and unmeasured:
+        echo(
+            f"not compared, since no point of both sides has it: {', '.join(unmeasured)}", err=True
+        )
     wrote = map("wrote {}".format, targets.values())
     emit(
         json.loads(compared.to_json()),

@@ -118,13 +118,13 @@ def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
     folders = {"outputs": Path("outputs"), "lock": lock.lock_path("cpu").parent}
     if store:
         folders["store"] = store.parent
-    here = environment.machine_facts(folders, store)  # first, since the survey is a load itself
+    machine = environment.machine_facts(folders, store)  # first, since the survey is a load itself
     surveyed = worker_query.survey(None if choice.name in ("cpu", "fake", "mps") else choice.index)
     locks = {"cpu": lock.holder("cpu")}
     for device in surveyed["parts"].get("cuda", {}).get("devices", ()):
         uuid = str(device["uuid"])
         locks[uuid] = lock.holder(uuid)
-    facts = {"machine": here, "survey": surveyed, "gpu_files": gpu_files, "locks": locks}
+    facts = {"machine": machine, "survey": surveyed, "gpu_files": gpu_files, "locks": locks}
     return {**facts, "processes": _spread_here(facts, choice)}
 
 

@@ -134,9 +134,9 @@ def export(
         echo("no layers: none of these runs was measured with probes.layers=true", err=True)
         stems.pop("layers")
     contents: dict[Path, bytes] = {}
-    shown: list[str] = []
+    listed: list[str] = []
     if lines:
-        shown.append(
+        listed.append(
             f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}"
         )
         for file, table in targets.items():
@@ -146,7 +146,7 @@ def export(
     written = [str(file.absolute()) for file in contents]
     emit(
         {"lines": len(lines), "runs": len(collected.runs), "files": written},
-        [*shown, *map("wrote {}".format, written)],
+        [*listed, *map("wrote {}".format, written)],
         as_json=as_json,
     )
     raise typer.Exit(collected.exit_code)
@@ -168,9 +168,9 @@ def _kinds(out: Path, form: Format | None) -> list[str]:
         raise UserError(
             f"--out {out} and --format {form} contradict each other: leave one of them out."
         )
-    wanted = form.value if form else suffix
-    if wanted in every:
-        return [wanted]
+    kind = form.value if form else suffix
+    if kind in every:
+        return [kind]
     return every
 
 

@@ -124,18 +124,20 @@ def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
         UserError: there are several folders, or a key or age is wrong.
     """
     places = []
-    wanted = {}
+    filters = {}
     for word in words:
         key, separator, value = word.partition("=")
         if separator:
-            wanted[key] = value
+            filters[key] = value
         else:
             places.append(Path(word))
     if len(places) > 1:
         raise UserError(f"list runs reads one folder: leave out {places[1]}.")
     folder = places[0] if places else OUTPUTS
     earliest = oldest("--since", since) if since is not None else 0.0
-    lines = [_facts(entry) for entry in find(folder, wanted) if entry.ended.timestamp() >= earliest]
+    lines = [
+        _facts(entry) for entry in find(folder, filters) if entry.ended.timestamp() >= earliest
+    ]
     part: Section | str = f"no runs in {folder}"
     if lines:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _ENDLESS
@@ -157,13 +159,13 @@ def last() -> Path:
     raise UserError(f"There is no record in {OUTPUTS}: measure something, or name a folder.")
 
 
-def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[ListEntry]:
+def find(folder: Path, filters: Mapping[str, str] = {}) -> list[ListEntry]:
     """Return the runs and sweeps below a folder, sorted by their end.
 
     Unreadable files are reported and skipped. Runs of a sweep share the entry of their sweep.
 
     Args:
-        wanted: plan values by key; a run must match all of them.
+        filters: plan values by key; a run must match all of them.
 
     Raises:
         UserError: the folder does not exist, or no plan has such a key.
@@ -186,14 +188,14 @@ def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[ListEntry]:
     keys: set[str] = set()
     for run_home, run in runs.items():
         keys |= run.plan.keys()
-        if all(_has(run.plan, key, values) for key, values in wanted.items()):
+        if all(_has(run.plan, key, values) for key, values in filters.items()):
             uid = run.sweep.uid if run.sweep else None
             home, of_sweep = sweeps.get(uid, (run_home, None))
             earlier = entries.get(home, ListEntry(run.ended, home, []))
             entries[home] = ListEntry(
                 max(run.ended, earlier.ended), home, [*earlier.runs, run], of_sweep
             )
-    for key in wanted:
+    for key in filters:
         if keys and key.partition(".")[0] not in keys:
             raise UserError(f"No plan has the key '{key}'. {did_you_mean(key, keys)}".rstrip())
     return sorted(entries.values(), key=lambda entry: entry.ended)

@@ -102,13 +102,13 @@ def _profiles(path: Path) -> Iterator[Path]:
     yield from files
 
 
-def _made(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> dict[str, Any]:
+def _made(nsys: Tool, profile: Path, report_names: list[str], *, force: bool) -> dict[str, Any]:
     """Make the reports for a profile; return the files, and why others have no rows.
 
     Args:
         nsys: nsys, which makes the reports.
         profile: .nsys-rep, .qdstrm or .sqlite file.
-        wanted: names of reports.
+        report_names: names of reports.
         force: whether to replace files that no run wrote.
 
     Raises:
@@ -124,12 +124,12 @@ def _made(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> dict[
     location = ProfileLocation(folder=profile.parent, stem=profile.stem)
     fresh = [profile.with_suffix(ENDINGS[0])] if profile.suffix == ".qdstrm" else []
     if not force:
-        written = [path for path in (*fresh, *evaluated(location, wanted)) if path != profile]
+        written = [path for path in (*fresh, *evaluated(location, report_names)) if path != profile]
         refuse_to_overwrite(written, location.folder, "move it away, or add --force")
     if fresh:
         claim(*fresh)
         profile = imported(nsys, profile)
-    facts = evaluate(nsys, profile, wanted, location, claim).facts
+    facts = evaluate(nsys, profile, report_names, location, claim).facts
     shown = ("reports", "empty", "problems", "kernels", "kernel_names")
     return {"profile": str(profile), **{name: facts[name] for name in shown}}
 

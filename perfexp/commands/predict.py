@@ -199,15 +199,15 @@ def _largest_text(point: Mapping[str, Any], *, is_sheet: bool) -> str:
     """Return the upper bound of the batch that fits the device or its data-sheet memory."""
     device, largest = point["gpu"], point["largest_batch"]
     size = f"{units.format_bytes(point['capacity_bytes'])} of {device}"
-    about = on_device = ""
+    qualifier = on_device = ""
     if is_sheet:
-        about, on_device = "about ", " on a device"
+        qualifier, on_device = "about ", " on a device"
         gigabytes = f"{point['capacity_bytes'] / 1e9:g} GB"
         size = f"the {gigabytes} of {device}'s data sheet (drivers report up to 7 % more)"
     if not largest:
         return f"no sample fits in {size}"
     return (
-        f"at most {about}batch {largest} in {size} "
+        f"at most {qualifier}batch {largest} in {size} "
         f"(upper bound; found by trial with batch_size=max{on_device})"
     )
 
@@ -227,8 +227,8 @@ def _workspaces_text(workspaces: Mapping[str, Any]) -> Iterator[str]:
             f"from {workspaces['device']}; without those of the others, the peak is a lower bound"
         )
     if reason := workspaces.get("reason"):
-        lacking = units.counted(total - num_known, "convolution")
-        yield f"workspaces of {lacking} not measured: {reason}"
+        unmeasured = units.counted(total - num_known, "convolution")
+        yield f"workspaces of {unmeasured} not measured: {reason}"
 
 
 def _answer_lines(predictions: Sequence[_Prediction]) -> Iterator[str]:

@@ -109,16 +109,16 @@ def reproduce(
     record = _read(place)
     side = Side.of("A", str(place), [Analysis.of(record)])
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        again = _settle(
+        repetition = _settle(
             record, place, overrides or (), processes, config_dir, composed_here=image is None
         )
         outcome, compared = _known(record, settings, in_image=image is not None), None
         if outcome is None:
-            code = _measure(again, image, engine, dry_run=dry_run)
+            code = _measure(repetition, image, engine, dry_run=dry_run)
             # 1: some points failed; 3: not sent to tracking; others: refused or interrupted
             if dry_run or code not in (0, 1, 3):
                 raise typer.Exit(code)
-            outcome, compared = _judge(side, again, settings)
+            outcome, compared = _judge(side, repetition, settings)
         if compared is not None and not as_json:
             compare.print_comparison(compared)
         for line in outcome.lines():
@@ -127,7 +127,7 @@ def reproduce(
         answer = {
             "outcome": outcome.outcome,
             "reasons": outcome.reasons,
-            "folder": str(again.folder),
+            "folder": str(repetition.folder),
         }
         echo(json.dumps(answer | {"comparison": msgspec.to_builtins(compared)}, indent=1))
     raise typer.Exit(EXIT_CODES[outcome.outcome])
@@ -239,7 +239,7 @@ def _settle(
     differing = {
         key_of(text) for text in [*overrides, *batch_overrides] if text not in record.command
     }
-    again = _Repetition(
+    repetition = _Repetition(
         arguments=(*elsewhere, "hydra.mode=RUN", f"output_dir={quoted(str(folder))}"),
         folder=folder,
         plan=record.plan,
@@ -250,17 +250,17 @@ def _settle(
     # a container composes its own plan, with the code in its image
     if composed_here and (why := plan_file.refusal_of_sources(record.plan, plain)):
         raise UserError(f"{source} was measured with other code: {why} Nothing was run.")
-    if composed_here and (changes := again.changes(plain)):
+    if composed_here and (changes := repetition.changes(plain)):
         listed = "\n  ".join(changes[:20])
-        made = f"perfexp {record.perfexp_version}"
+        maker = f"perfexp {record.perfexp_version}"
         if commit := fact_at(record.environment, "git.commit"):
-            made += f" (commit {commit})"
+            maker += f" (commit {commit})"
         raise UserError(
             f"{source}: its command gives another plan here than in the record, "
-            f"which {made} made:\n  {listed}\n"
+            f"which {maker} made:\n  {listed}\n"
             "Use that version, or type the values again as KEY=VALUE. Nothing was run."
         )
-    return again
+    return repetition
 
 
 def _begun(record: Record, path: Path) -> Begun:
@@ -334,8 +334,8 @@ def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproductio
     now = {**environment.collect(), "device": _device(record)}
     if in_image:  # it has its own software
         now = {"cpu": now["cpu"], "device": now["device"]}
-    here = msgspec.structs.replace(record, environment=now)
-    differing = comparability.differences(record, here, settings.allowed)
+    record_here = msgspec.structs.replace(record, environment=now)
+    differing = comparability.differences(record, record_here, settings.allowed)
     for difference in differing:
         echo(f"differs here: {difference.key} {difference.baseline} → {difference.other}")
     return reproduction.not_comparable(differing)
@@ -375,39 +375,41 @@ def _device(record: Record) -> dict[str, Any]:
     }
 
 
-def _measure(again: _Repetition, image: str | None, engine: str | None, *, dry_run: bool) -> int:
+def _measure(
+    repetition: _Repetition, image: str | None, engine: str | None, *, dry_run: bool
+) -> int:
     """Measure the repetition here or in a container image, and return the exit code."""
     if image is None:
-        return main([*again.arguments, *([DRY_RUN] if dry_run else [])])
+        return main([*repetition.arguments, *([DRY_RUN] if dry_run else [])])
     program = container.engine_path(engine)
     argv = container.command(
         program,
         image,
         container.image_digest(program, image),
         [
-            *again.arguments,
-            *([] if "tracking" in map(key_of, again.arguments) else ["tracking=none"]),
+            *repetition.arguments,
+            *([] if "tracking" in map(key_of, repetition.arguments) else ["tracking=none"]),
         ],
-        writable=again.folder,
-        readable=again.readable,
-        has_gpus=again.has_gpus,
+        writable=repetition.folder,
+        readable=repetition.readable,
+        has_gpus=repetition.has_gpus,
     )
     echo(shlex.join(argv))
     if dry_run:
         return 0
-    again.folder.mkdir(parents=True, exist_ok=True)
+    repetition.folder.mkdir(parents=True, exist_ok=True)
     return container.run(argv)
 
 
 def _judge(
-    side: Side, again: _Repetition, settings: Settings
+    side: Side, repetition: _Repetition, settings: Settings
 ) -> tuple[Reproduction, Comparison | None]:
     """Return the outcome, and the comparison of the record with its repetition.
 
     Without a comparison the outcome has the reason.
     """
-    new = Record.load(again.folder)
-    if changes := again.changes(new.plan):  # an image has its own configuration
+    new = Record.load(repetition.folder)
+    if changes := repetition.changes(new.plan):  # an image has its own configuration
         return Reproduction(
             Outcome.NOT_COMPARABLE, (f"the plans differ in {'; '.join(changes)}",)
         ), None
@@ -416,6 +418,6 @@ def _judge(
             Outcome.DIFFERS, (f"no point was measured again ({new.status.value})",)
         ), None
     compared = judging.compare(
-        [side, Side.of("B", str(again.folder), [Analysis.of(new)])], settings
+        [side, Side.of("B", str(repetition.folder), [Analysis.of(new)])], settings
     )
     return reproduction.judge(compared), compared

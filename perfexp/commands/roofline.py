@@ -186,12 +186,12 @@ def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: boo
             "Choose another file with --out PNG or --summary CSV."
         )
     # rooflines in a manifest: the run drew them after its profiler, or this command did
-    drawn: set[Path] = set()
+    own_files: set[Path] = set()
     for path in inputs:
         folder = folder_of(path)
         names = RunPaths(folder).claimed()
-        drawn |= {(folder / name).resolve() for name in names if "roofline" in name}
-    others = [file for file in files if file.resolve() not in drawn]
+        own_files |= {(folder / name).resolve() for name in names if "roofline" in name}
+    others = [file for file in files if file.resolve() not in own_files]
     refuse_to_overwrite(others, "Choose others with --out and --summary", force=force)
     for file in files:
         if not file.parent.is_dir():

@@ -106,11 +106,11 @@ def settle(
     Raises:
         UserError: the command itself sets a key among the overrides, or the run would refuse them.
     """
-    given = given_keys(overrides, _SET_BY)
+    typed = given_keys(overrides, _SET_BY)
     arguments = command_line((), config_dir)
-    if not given.keys() & {"model", "experiment"}:
-        defaults = {"model": _default_model(given.get("gpu")), **_DEFAULTS}
-        arguments += [f"{key}={value}" for key, value in defaults.items() if key not in given]
+    if not typed.keys() & {"model", "experiment"}:
+        defaults = {"model": _default_model(typed.get("gpu")), **_DEFAULTS}
+        arguments += [f"{key}={value}" for key, value in defaults.items() if key not in typed]
     arguments += [*overrides, f"processes={processes}", *map("=".join, _SETTINGS.items())]
     return arguments, config.typed(compose(arguments))
 

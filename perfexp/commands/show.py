@@ -108,7 +108,7 @@ def refuse_unfinished(folder: Path) -> None:
     if paths.plan.is_file():
         measured = sum(not is_trial(point.key) for point in read_points(paths.points))
         finished = units.counted(measured, "point")
-        again = _continuation(paths)
+        continuation = _continuation(paths)
         if paths.in_use():
             raise UserError(
                 f"{folder} is being measured into, {finished} so far: perfexp status {folder}."
@@ -116,12 +116,12 @@ def refuse_unfinished(folder: Path) -> None:
         if why := run_status.refusal(paths.refusal):
             raise UserError(
                 f"The run in {folder} was refused and has no record: {why}\n"
-                f"If the command is right, resume it: {again}. Otherwise correct it and repeat it "
-                "with another output_dir."
+                f"If the command is right, resume it: {continuation}. Otherwise "
+                "correct it and repeat it with another output_dir."
             )
         raise UserError(
             f"The run in {folder} was interrupted and has no record yet, {finished} finished: "
-            f"{again} measures the rest and makes it."
+            f"{continuation} measures the rest and makes it."
         )
     files = folders.below(folder, RECORD, PLAN, SWEEP, refused=lambda _: None)
     below = list(dict.fromkeys(map(home_of, files)))

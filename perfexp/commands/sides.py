@@ -279,10 +279,10 @@ def baseline(root: Path, name: str, machine: str | None = None) -> Path:
         raise UserError(
             f"Several machines have a baseline {name}: {machines}. Name one with --machine."
         )
-    of = f" of {machine}" if machine else ""
+    of_machine = f" of {machine}" if machine else ""
     others = f", only of {machines}: name one with --machine, or add" if places else ". Add"
     raise UserError(
-        f"There is no baseline {name}{of} in {root}{others} it with: "
+        f"There is no baseline {name}{of_machine} in {root}{others} it with: "
         f"perfexp baseline add {name} DIR."
     )
 

@@ -264,8 +264,8 @@ def _groups(below: _Below) -> dict[Path, _Group]:
             ended = sum(run_state.has_ended for run_state in submitted)
             group.jobs += [job_states.counted(states), *job_states.lines(states)]
         left = max((sweep.jobs or 0) - len(sweep.children), 0)
-        of = f" of {sweep.jobs}" if sweep.jobs else ""
-        line = f"sweep over {sweep.name}, {ended}{of} runs have ended"
+        of_total = f" of {sweep.jobs}" if sweep.jobs else ""
+        line = f"sweep over {sweep.name}, {ended}{of_total} runs have ended"
         if left and not sweep.planned:
             line += "; those that have not begun are not counted"
         group.sweeps.append(line)

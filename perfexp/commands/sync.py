@@ -43,10 +43,10 @@ def sync(
         # runs first: a sweep needs their experiment
         ordered = sorted(files, key=lambda file: (file.name == SWEEP, file))
         if not any(file.name == RECORD for file in ordered):
-            lacking = "there is no such folder"
+            reason = "there is no such folder"
             if folder.exists():
-                lacking = f"no {RECORD} in it or below it"
-            echo(f"failed  {folder}: {lacking}; set the store with --uri", err=True)
+                reason = f"no {RECORD} in it or below it"
+            echo(f"failed  {folder}: {reason}; set the store with --uri", err=True)
             exit_code = max(exit_code, UserError.exit_code)
         for file in ordered:
             try:

@@ -458,17 +458,17 @@ def _difference(fact: _Fact, baseline: Record, other: Record) -> tuple[str, str]
         return None
     # a name, such as `model.name`, stands for the settings behind it
     named = [fact_path for fact_path in places if fact_path.endswith(".name")]
-    shown = (named or places)[:_SHOWN]
-    leaves_shown = {fact_path.rpartition(".")[2] for fact_path in shown}
+    shown_paths = (named or places)[:_SHOWN]
+    leaves_shown = {fact_path.rpartition(".")[2] for fact_path in shown_paths}
     every = (*fact.environment, *fact.plan)
     before, after = facts[0] | settings[0], facts[1] | settings[1]
     is_named = (
         len(leaves_shown) > 1
-        or not (named or shown[0] in every)  # not `model 0.1`
+        or not (named or shown_paths[0] in every)  # not `model 0.1`
         or (len(every) > 1 and not leaves_shown & _PLAIN)  # not `libraries 12.8`
-        or any(isinstance(before.get(fact_path), bool) for fact_path in shown)  # a switch
+        or any(isinstance(before.get(fact_path), bool) for fact_path in shown_paths)  # a switch
     )
-    return _text(before, shown, is_named), _text(after, shown, is_named)
+    return _text(before, shown_paths, is_named), _text(after, shown_paths, is_named)
 
 
 def _tf32_of_vendors(*sides: Record) -> tuple[str, str] | None:

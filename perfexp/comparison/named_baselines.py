@@ -91,11 +91,11 @@ def add(
         )
     try:
         baseline.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=baseline.parent, prefix=".new-") as made:
+        with tempfile.TemporaryDirectory(dir=baseline.parent, prefix=".new-") as scratch:
             for number, record in enumerate(records):
-                (target := Path(made, name, str(number))).mkdir(parents=True)
+                (target := Path(scratch, name, str(number))).mkdir(parents=True)
                 write_atomically(target / _RECORD, record.to_json())
-            _replace(baseline, Path(made, name))
+            _replace(baseline, Path(scratch, name))
     except OSError as error:
         raise UserError(
             f"{baseline} can't be written: {error.strerror}. Choose another --folder."

@@ -164,14 +164,14 @@ def match(baseline: Side, other: Side) -> Matching:
     before, after = _by_place(baseline, identity), _by_place(other, identity)
     pairs, alone = [], []
     for point_key in dict.fromkeys((*before, *after)):
-        first, second = before.get(point_key), after.get(point_key)
-        is_measured = first is not None and first.status is Status.OK
-        if first and second and is_measured and second.status is Status.OK:
-            pairs.append((first, second))
+        baseline_point, other_point = before.get(point_key), after.get(point_key)
+        is_measured = baseline_point is not None and baseline_point.status is Status.OK
+        if baseline_point and other_point and is_measured and other_point.status is Status.OK:
+            pairs.append((baseline_point, other_point))
             continue
-        side, against, point, lacking = baseline, other, first, second
+        side, against, point, lacking = baseline, other, baseline_point, other_point
         if not is_measured:
-            side, against, point, lacking = other, baseline, second, first
+            side, against, point, lacking = other, baseline, other_point, baseline_point
         if point and point.status is Status.OK:
             shown = [*filter(identity.__contains__, point.features), *KEY_FIELDS]
             alone.append(
@@ -234,7 +234,7 @@ def _fields(key: Key) -> tuple[Any, ...]:
 
 def measured(analysis: Analysis) -> Iterable[Measurement]:
     """Yield each timed point of a run once, with all processes' points and figures."""
-    record, about = analysis.record, analysis.about
+    record, described = analysis.record, analysis.about
     further_features = {}
     if record.sweep:
         for name, value in record.sweep.axes.items():
@@ -253,8 +253,8 @@ def measured(analysis: Analysis) -> Iterable[Measurement]:
         firsts.setdefault(point.key, point)
     for point in record.points:
         if point.key.is_timed and not point.key.replicate:
-            texts = (about.model, about.algorithm, point.key.precision, about.execution)
-            features = dict(zip(FEATURES, (*texts, about.device or ""), strict=True))
+            texts = (described.model, described.algorithm, point.key.precision, described.execution)
+            features = dict(zip(FEATURES, (*texts, described.device or ""), strict=True))
             yield Measurement(
                 record=record,
                 key=point.key,

@@ -391,7 +391,7 @@ def _fastest(first: str, groups: Mapping[str, Group], every: Sequence[Compared])
     counts = Counter(_fastest_of(first, compared) for compared in points.values())
     if len(points) < 2 or not counts.keys() - {first}:
         return []
-    of = units.counted(len(points), "point")
+    num_points = units.counted(len(points), "point")
     lines = []
     for name, group in groups.items():
         words = "fastest"
@@ -399,7 +399,7 @@ def _fastest(first: str, groups: Mapping[str, Group], every: Sequence[Compared])
             other = "no other run is" if len(group.runs) == 1 else "nothing else is"
             words = f"{other} shown to be faster"
         if name in counts:
-            lines.append(f"{group.name}: {words} at {counts[name]} of {of}")
+            lines.append(f"{group.name}: {words} at {counts[name]} of {num_points}")
     return lines
 
 

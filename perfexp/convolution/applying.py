@@ -145,8 +145,10 @@ def _applied(
     If device or libraries differ, `remeasure` races again on the first calls instead of using the
     plan.
     """
-    here = software_of(device)
-    differences = plan.differences(**{name: here[name] for name in ("device", "torch", "cudnn")})
+    software = software_of(device)
+    differences = plan.differences(
+        **{name: software[name] for name in ("device", "torch", "cudnn")}
+    )
     if differences and not remeasure:
         raise UserError(f"The plan is for {', '.join(differences)}: {_REMEDY}.")
     contexts: list[Any] = []

@@ -259,10 +259,10 @@ def shipped() -> Families:
 
 def current() -> Families:
     """Return the current device's table if it was calibrated, otherwise the shipped table."""
-    if (place := identity()) is None:
+    if (device_and_library := identity()) is None:
         return shipped()
     with suppress(OSError, msgspec.DecodeError):  # not calibrated, or by another version
-        return msgspec.json.decode(calibrated(*place).read_bytes(), type=Families)
+        return msgspec.json.decode(calibrated(*device_and_library).read_bytes(), type=Families)
     return shipped()
 
 
@@ -288,10 +288,10 @@ def foreign() -> str | None:
 
     The text is for the diagnostic that a proof may not hold.
     """
-    place, table = identity(), current()
-    if place is None or place == (table.architecture, table.cudnn):
+    device_and_library, table = identity(), current()
+    if device_and_library is None or device_and_library == (table.architecture, table.cudnn):
         return None
     return (
         f"learned on {table.architecture} with cuDNN {table.cudnn}, and this is "
-        f"{place[0]} with cuDNN {place[1]}"
+        f"{device_and_library[0]} with cuDNN {device_and_library[1]}"
     )

@@ -158,8 +158,8 @@ def check_engine(problem: Problem, pass_type: Pass, engine: str) -> None:
 
 def _tensors(problem: Problem, pass_type: Pass) -> list[torch.Tensor]:
     """Return random tensors as a pass reads them, in cuDNN's order."""
-    drawn = (torch.randn(shape, device=problem.device) for shape in problem.reads(pass_type))
-    return [tensor.to(problem.dtype, memory_format=problem.layout) for tensor in drawn]
+    tensors = (torch.randn(shape, device=problem.device) for shape in problem.reads(pass_type))
+    return [tensor.to(problem.dtype, memory_format=problem.layout) for tensor in tensors]
 
 
 def _runner(pass_type: Pass, problem: Problem, engine: str, tensors: Sequence[torch.Tensor]) -> Run:

@@ -115,10 +115,10 @@ def _gradient(
         shape = settings.shape(inputs.shape, weight.shape, grad.dtype, grad.device)
         return _run_cudnn(pass_type, engine, shape, weight if of_inputs else inputs, grad)
     *moves, groups, _ = settings
-    wanted = [of_inputs, not of_inputs, False]
+    output_mask = [of_inputs, not of_inputs, False]
     with _search_setting(engine):
         gradients = torch.ops.aten.convolution_backward(
-            grad, inputs, weight, None, *moves, False, [0, 0], groups, wanted
+            grad, inputs, weight, None, *moves, False, [0, 0], groups, output_mask
         )
     gradient: torch.Tensor = gradients[0 if of_inputs else 1]
     return gradient.contiguous(memory_format=settings.layout)

@@ -298,10 +298,14 @@ class _DeviceKernels(TorchFunctionMode):
             names = ("input", "normalized_shape", "weight", "eps")
             return functions.layer_norm(**_named(names, args, kwargs, eps=1e-5))
         if func is functions.linear:
-            given = _named(("input", "weight", "bias"), args, kwargs)
-            bias = given.pop("bias", None)
-            if bias is not None and given["input"].dim() > 2 and not given["input"].is_contiguous():
-                return func(**given).add_(bias)
+            arguments = _named(("input", "weight", "bias"), args, kwargs)
+            bias = arguments.pop("bias", None)
+            if (
+                bias is not None
+                and arguments["input"].dim() > 2
+                and not arguments["input"].is_contiguous()
+            ):
+                return func(**arguments).add_(bias)
         return func(*args, **(kwargs or {}))
 
 

@@ -93,7 +93,7 @@ def kernel_of(
         node: number of its autograd node.
     """
     arguments = _by_name(operator, args, keywords)
-    inputs, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
+    inputs, results = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
     name = operator._schema.name.partition("::")[2]
     changed, overwrites = list[torch.Tensor](), name in _OVERWRITING
     for argument in operator._schema.arguments:
@@ -104,9 +104,9 @@ def kernel_of(
     if name in _UNDECLARED and arguments["training"]:
         changed += tensors_in([arguments["running_mean"], arguments["running_var"]])
     input_storages = set(map(storage_of, inputs))
-    new = [tensor for tensor in made if storage_of(tensor) not in input_storages]
+    new = [tensor for tensor in results if storage_of(tensor) not in input_storages]
     # views read and write nothing by themselves
-    if made and not new and (not changed or torch.Tag.inplace_view in operator.tags):
+    if results and not new and (not changed or torch.Tag.inplace_view in operator.tags):
         return None
     if name in _RESERVING:
         inputs, written = [], []
@@ -174,7 +174,7 @@ def _work(
         registered: returns FLOPs from torch's registry, which may have a formula for a custom
             operator; None if it has none.
     """
-    terms, known = contraction_of(operator._schema.name, arguments, outputs), {}
+    terms, known_flags = contraction_of(operator._schema.name, arguments, outputs), {}
     tensors = tensors_in(list(arguments.values()))
     differentiable = [tensor for tensor in tensors if tensor.requires_grad]
     is_recorded = torch.is_grad_enabled() or operator._schema.name == _OF_PERFEXP
@@ -182,7 +182,7 @@ def _work(
         flops = cost_of(operator, arguments, outputs)
         if flops is None:
             # no formula of perfexp: take the FLOPs that the operator registered with torch
-            known = {
+            known_flags = {
                 "known": registered is not None,
                 "backward_known": not (is_recorded and differentiable),
             }
@@ -212,5 +212,5 @@ def _work(
         "flops": sum(term.flops for term in terms),
         "input_gradient_flops": input_flops,
         "weight_gradient_flops": weight_flops,
-        **known,
+        **known_flags,
     }

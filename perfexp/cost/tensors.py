@@ -91,9 +91,9 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
     These may contain themselves. Arguments and results of modules and operators are searched by it.
     """
-    waiting, seen = [value], set[int]()
-    while waiting:
-        current = waiting.pop()
+    pending, seen = [value], set[int]()
+    while pending:
+        current = pending.pop()
         if isinstance(current, torch.Tensor):
             yield current
             continue
@@ -101,12 +101,12 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             continue
         seen.add(id(current))
         if isinstance(current, Mapping):
-            waiting += reversed(list(current.values()))
+            pending += reversed(list(current.values()))
         elif isinstance(current, (tuple, list)):
-            waiting += reversed(current)
+            pending += reversed(current)
         elif isinstance(current, (set, frozenset)):
-            waiting += current
+            pending += current
         elif dataclasses.is_dataclass(current) and not isinstance(current, type):
-            waiting += reversed(
+            pending += reversed(
                 [getattr(current, field.name) for field in dataclasses.fields(current)]
             )

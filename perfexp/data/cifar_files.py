@@ -263,8 +263,8 @@ def read(root: Path, classes: int) -> FolderContents:
     folder, style, missing = location
     if missing:
         # a download unpacks into a subfolder, so it must start above an incomplete one
-        place = folder.parent if style is native else root
-        raise UserError(f"{folder} lacks {', '.join(missing)}. {_remedy(place, native)}")
+        target = folder.parent if style is native else root
+        raise UserError(f"{folder} lacks {', '.join(missing)}. {_remedy(target, native)}")
     return style.read(folder, classes)
 
 

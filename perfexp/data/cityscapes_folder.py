@@ -223,11 +223,11 @@ def find_pairs(root: Path, split: str) -> list[Pair]:
         raise UserError(
             f"There are no images CITY/*{_IMAGE_END} in {root / IMAGES / split}. {WHERE}"
         )
-    if lacking := files.without_mask:
+    if unmasked := files.without_mask:
         raise UserError(
-            f"{len(lacking)} of {len(files.images)} images in {root / IMAGES / split} have no "
-            f"mask, the first is {lacking[0].name}: it needs *{TRAIN_IDS_END} or *{LABEL_IDS_END} "
-            f"in {root / MASKS / split / lacking[0].parent.name}."
+            f"{len(unmasked)} of {len(files.images)} images in {root / IMAGES / split} have no "
+            f"mask, the first is {unmasked[0].name}: it needs *{TRAIN_IDS_END} or *{LABEL_IDS_END} "
+            f"in {root / MASKS / split / unmasked[0].parent.name}."
         )
     return files.pairs
 

@@ -379,10 +379,12 @@ def open_device(
     """
     device_name = torch.cuda.get_device_name(index) if is_available(index) else ""
     if not (device_name and re.search(match or "", device_name, re.IGNORECASE)):
-        here = device_name or f"{processor_name()}, with {torch.cuda.device_count()} CUDA devices"
-        wanted = (facts or {}).get("product") or "a CUDA device"
+        device_text = (
+            device_name or f"{processor_name()}, with {torch.cuda.device_count()} CUDA devices"
+        )
+        product = (facts or {}).get("product") or "a CUDA device"
         raise DeviceMismatch(
-            f"gpu={name} gpu.index={index} asks for {wanted}; this job runs on: {here}. "
+            f"gpu={name} gpu.index={index} asks for {product}; this job runs on: {device_text}. "
             "Choose gpu=auto, another gpu.index, or the machine that has it."
         )
     return CudaDevice(index=index)

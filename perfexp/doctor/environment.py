@@ -307,11 +307,11 @@ def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | N
     compares the installed versions with it.
     """
     try:
-        wanted = list(map(Requirement, importlib.metadata.requires(distribution) or []))
+        declared = list(map(Requirement, importlib.metadata.requires(distribution) or []))
     except importlib.metadata.PackageNotFoundError:
         return None
     packages = {}
-    for requirement in wanted:
+    for requirement in declared:
         if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
             packages[requirement.name] = _requirement(requirement)
     return packages
@@ -346,8 +346,8 @@ def tool(
     """
     if on_path := shutil.which(name):
         return {"path": on_path, "on_path": True}
-    for place in _TOOLS[name] if places is None else places:
-        programs = [file for file in root.glob(place.lstrip("/")) if os.access(file, os.X_OK)]
+    for pattern in _TOOLS[name] if places is None else places:
+        programs = [file for file in root.glob(pattern.lstrip("/")) if os.access(file, os.X_OK)]
         if programs:
             return {"path": str(max(programs)), "on_path": False}
     return None
@@ -362,11 +362,11 @@ def folder(path: Path) -> dict[str, Any]:
     return {"path": str(path), "writable": writable, "free_bytes": shutil.disk_usage(existing).free}
 
 
-def _requirement(wanted: Requirement) -> dict[str, Any]:
+def _requirement(declared: Requirement) -> dict[str, Any]:
     """Return one package's range of versions, its installed version, and whether it fits."""
-    version = _version(wanted.name)
-    fits = version is not None and wanted.specifier.contains(version, prereleases=True)
-    return {"wanted": str(wanted.specifier), "version": version, "fits": fits}
+    version = _version(declared.name)
+    fits = version is not None and declared.specifier.contains(version, prereleases=True)
+    return {"wanted": str(declared.specifier), "version": version, "fits": fits}
 
 
 def _quota(file: Path) -> float | None:

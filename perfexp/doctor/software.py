@@ -174,8 +174,8 @@ def _packages(requirements: Mapping[str, Any] | None) -> Iterator[Finding]:
     }
     for name, requirement in optional.items():
         if not requirement["fits"]:
-            here = requirement["version"] or "not installed"
-            observation = f"{here}; perfexp needs {requirement['wanted'] or 'it'}"
+            version = requirement["version"] or "not installed"
+            observation = f"{version}; perfexp needs {requirement['wanted'] or 'it'}"
             yield fail(name, observation, f"{_INSTALL}, or pip install '{name}'")
     if all(requirement["fits"] for requirement in optional.values()):
         named = [f"{name} {optional[name]['version']}" for name in _NAMED if name in optional]

@@ -110,14 +110,14 @@ class Side:
         self._tails = []
         with collecting.undisturbed():
             for seed in seeds:
-                made = self._make(seed, shape)
-                if check and _overwritten(self._inputs, made):
-                    made = self._inputs
-                self._inputs = made
+                inputs = self._make(seed, shape)
+                if check and _overwritten(self._inputs, inputs):
+                    inputs = self._inputs
+                self._inputs = inputs
                 seconds.append(self._seconds(self._call))
                 if not self._device.asynchronous:
-                    first, again = self._reading_seconds(), self._reading_seconds()
-                    self._tails.append(first - again)
+                    first, second = self._reading_seconds(), self._reading_seconds()
+                    self._tails.append(first - second)
                 if check or os.urandom(1)[0] * len(seeds) < 256:
                     stored.append((seed, self._store(late=check)))
                 self._outputs = None
@@ -179,8 +179,8 @@ class Side:
         """
         torch.manual_seed(seed)
         chosen = self._shapes[shape]
-        made = self._maker(seed) if chosen is None else self._maker(seed, chosen)
-        inputs = tuple(made) if isinstance(made, tuple | list) else (made,)
+        result = self._maker(seed) if chosen is None else self._maker(seed, chosen)
+        inputs = tuple(result) if isinstance(result, tuple | list) else (result,)
         torch.manual_seed(seed)  # functions that draw random numbers draw the same on both sides
         return inputs
 
@@ -343,10 +343,10 @@ def _functions(owners: Sequence[Any]) -> dict[str, Any]:
 def _overwritten(old: Sequence[Any], new: Sequence[Any]) -> bool:
     """Copy new contents to old addresses, unnoticed by version counters, if all shapes agree."""
     pairs = list(zip(tensors_in(old), tensors_in(new), strict=False))
-    alike = [
+    matches = [
         target.shape == source.shape and target.dtype == source.dtype for target, source in pairs
     ]
-    if len(old) != len(new) or not alike or not all(alike):
+    if len(old) != len(new) or not matches or not all(matches):
         return False
     for target, source in pairs:
         target.data.copy_(source.data)
@@ -448,12 +448,12 @@ def main() -> None:
     side: Side | None = None
     while True:
         try:
-            name, given = json.loads(connection.recv_bytes())
+            name, arguments = json.loads(connection.recv_bytes())
         except EOFError:
             return
         try:
             side = side or Side(*places)
-            answer = {"answer": getattr(side, name)(**given)}
+            answer = {"answer": getattr(side, name)(**arguments)}
         except PerfexpError as error:
             answer = {"error": str(error), "exit_code": error.exit_code}
         except Exception as error:

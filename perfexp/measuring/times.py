@@ -397,8 +397,10 @@ class Times:
         if self._last is None:
             return 0.0
         before, busy_seconds, _ = self._last
-        alike = before != key and msgspec.structs.replace(before, input_size=key.input_size) == key
-        if alike and self._idle_seconds() < _COOLING_SECONDS:
+        differs_in_size = (
+            before != key and msgspec.structs.replace(before, input_size=key.input_size) == key
+        )
+        if differs_in_size and self._idle_seconds() < _COOLING_SECONDS:
             return busy_seconds
         return 0.0
 

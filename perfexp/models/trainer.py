@@ -290,10 +290,10 @@ class TorchTrainer(Trainer):
         content = self._content
         self._module.load_state_dict(content["model"])
         for index, state in content["optimizer"].items():
-            here = self._optimizer.state[self._parameters[index]]
+            parameter_state = self._optimizer.state[self._parameters[index]]
             for name, value in state.items():
-                if torch.is_tensor(here.get(name)):  # `resume` has loaded other entries
-                    here[name].copy_(value)
+                if torch.is_tensor(parameter_state.get(name)):  # `resume` has loaded other entries
+                    parameter_state[name].copy_(value)
         # empty if the training had no scaler
         self._scaler.load_state_dict(content["scaler"] or self._first_scale)
         if self._average:

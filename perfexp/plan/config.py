@@ -343,10 +343,10 @@ class Plan(PlanSchema):
 
     def _repeated(self, phase: str) -> list[tuple[Size, int]]:
         """Return the points that every process measures."""
-        of = self.input_size, self._batch_sizes(phase)
+        sizes = self.input_size, self._batch_sizes(phase)
         if isinstance(self._sweep, Sparse):
-            return self._sweep.anchors(*of)
-        return self._sweep.points(*of)
+            return self._sweep.anchors(*sizes)
+        return self._sweep.points(*sizes)
 
     def anchors(self, results: Collection[Point]) -> list[tuple[Size, int]]:
         """Return the points with the extra passes; for `results` see `fixed_keys`."""

@@ -84,11 +84,11 @@ def user_error(error: BaseException) -> UserError:
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and link.full_key:
             return _unknown_key(link)
         if isinstance(link, OverrideParseException):
-            shown = str(link.override)
-            if shown.partition("=")[0].endswith("tracking.uri"):  # it may hold a password
-                shown = "tracking.uri=…"
+            override = str(link.override)
+            if override.partition("=")[0].endswith("tracking.uri"):  # it may hold a password
+                override = "tracking.uri=…"
             reason = re.sub("^Lexer.*", "a character in it needs quotes", _first_line(link))
-            return UserError(f"'{shown}' can't be read: {reason}. {_quoted(shown)}")
+            return UserError(f"'{override}' can't be read: {reason}. {_quoted(override)}")
         if isinstance(link, OmegaConfBaseException) and link.full_key and _NO_LIST in str(link):
             return UserError(f"{link.full_key} is a list, also of one value: {link.full_key}=[…].")
         if isinstance(link, OmegaConfBaseException) and link.full_key:
@@ -175,10 +175,10 @@ def why_not_imported(error: BaseException) -> str:
             ". "
         )
     top = missing.partition(".")[0]
-    here = next((name for name in (f"{top}.py", top) if top and Path(name).exists()), "")
-    if here and not is_here_on_path():
+    file_name = next((name for name in (f"{top}.py", top) if top and Path(name).exists()), "")
+    if file_name and not is_here_on_path():
         return (
-            f"{here} is in this folder, which perfexp does not search: "
+            f"{file_name} is in this folder, which perfexp does not search: "
             "run python -m perfexp, or set PYTHONPATH=."
         )
     if isinstance(error, InstantiationException) and error.__cause__:

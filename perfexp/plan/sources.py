@@ -33,12 +33,12 @@ def hashes(names: Iterable[str], files: Iterable[Path] = ()) -> dict[str, str]:
     hash_by_name = {
         file.name: _hash(file) for file in files if file.suffix == ".py" and file.is_file()
     }
-    waiting = sorted(names)
-    while waiting and len(hash_by_name) < _MOST_FILES:
-        for name, file in _files(waiting.pop()):
+    pending = sorted(names)
+    while pending and len(hash_by_name) < _MOST_FILES:
+        for name, file in _files(pending.pop()):
             if name not in hash_by_name:
                 hash_by_name[name] = _hash(file)
-                waiting += _imports(file, name)
+                pending += _imports(file, name)
     return dict(sorted(hash_by_name.items()))
 
 

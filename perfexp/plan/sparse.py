@@ -232,8 +232,8 @@ def out_of_memory(points: Iterable[Measured]) -> frozenset[Pair]:
 
     Larger points are not tried, and are not predicted.
     """
-    lacking = (Status.OOM, Status.OOM_PREDICTED)
-    return frozenset(pair_of(point) for point in points if point.status in lacking)
+    failures = (Status.OOM, Status.OOM_PREDICTED)
+    return frozenset(pair_of(point) for point in points if point.status in failures)
 
 
 def exceeds_memory(pair: Pair, too_large: Iterable[Pair]) -> bool:

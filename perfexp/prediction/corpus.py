@@ -225,8 +225,8 @@ def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
             complete.append(curve)
             continue
         conditions = tuple(curve.conditions.items())
-        alike = curve.identity, curve.device, curve.phase, curve.quantity, conditions
-        groups.setdefault(alike, []).append(curve)
+        settings = curve.identity, curve.device, curve.phase, curve.quantity, conditions
+        groups.setdefault(settings, []).append(curve)
     for parts in groups.values():
         newest = next((part for part in parts if part.values), None)
         if newest is None:

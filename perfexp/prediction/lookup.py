@@ -63,10 +63,10 @@ def look_up(
         installed: versions on this machine, to compare with the records' versions.
     """
     pair = key.input_size, key.batch_size
-    asked = quantity, key.phase, identity(plan, key.phase)
+    wanted_curve = quantity, key.phase, identity(plan, key.phase)
     matching = []
     for curve in corpus.curves:
-        if (curve.quantity, curve.phase, curve.identity) == asked:
+        if (curve.quantity, curve.phase, curve.identity) == wanted_curve:
             matching.append(curve)
     answers = [(_predicted(pair, curve, matching, corpus), curve) for curve in matching]
     for source in (MEASURED, INTERPOLATED, REFUSED):

@@ -64,9 +64,9 @@ class AlgorithmPlan(msgspec.Struct, frozen=True, kw_only=True):
         refuses a plan that differs, unless it may measure again.
         """
         texts = []
-        for name, here in (("device", device), ("torch", torch), ("cudnn", cudnn)):
-            if getattr(self, name) != here:
-                texts.append(f"{name} {getattr(self, name)}, not {here}")
+        for name, current in (("device", device), ("torch", torch), ("cudnn", cudnn)):
+            if getattr(self, name) != current:
+                texts.append(f"{name} {getattr(self, name)}, not {current}")
         return texts
 
 

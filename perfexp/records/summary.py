@@ -113,8 +113,8 @@ def requested_percentiles(record: Record) -> tuple[float, ...]:
 
     A record is data, so anything that is not a percentile is left out.
     """
-    asked, numbers = record.plan.get("percentiles"), []
-    for number in asked if isinstance(asked, list) else ():
+    requested, numbers = record.plan.get("percentiles"), []
+    for number in requested if isinstance(requested, list) else ():
         if isinstance(number, int | float) and 0 < number < 100 > 100 - number:
             numbers.append(float(number))
     return tuple(numbers) or (50.0, 95.0, 99.0)

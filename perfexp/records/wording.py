@@ -262,8 +262,8 @@ def scope_notes(rows: Sequence[Row]) -> list[str]:
     source = scope(rows)
     if not source:
         return []
-    if again := continuation(rows):
-        source += f" ({again} continues)"
+    if command := continuation(rows):
+        source += f" ({command} continues)"
     return [f"± 95 % interval of the mean over processes, from {source}"]
 
 

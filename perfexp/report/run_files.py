@@ -85,15 +85,15 @@ def _contents(
         paths.plot("time"): _png(record_plots.plot(analysis, forecasts)),
         paths.plot("layers"): _layers_png(record),
     }
-    drawn = []
+    plot_names = []
     for path, content in plots.items():
         yield path, "plots", content
         if content is not None:
-            drawn.append(path.name)
+            plot_names.append(path.name)
     for name in profile_summary.files(record):
         if name.endswith("_roofline.png"):
-            drawn.append(name)
-    report = markdown.markdown(analysis, drawn).encode("utf-8", errors="replace")
+            plot_names.append(name)
+    report = markdown.markdown(analysis, plot_names).encode("utf-8", errors="replace")
     yield paths.report, "report", report
     if vendor_file.is_wanted(record):
         yield paths.root / vendor_file.name(record), "data", vendor_file.to_json(analysis)

@@ -65,8 +65,8 @@ def brief(analysis: Analysis) -> list[Section]:
         if "≈" in shown:
             signs.append("≈ no useful one")
         words = [f"{'; '.join(signs)} (perfexp help ±)"] if signs else []
-        if again := wording.continuation(table):
-            words.append(f"{again} continues")
+        if command := wording.continuation(table):
+            words.append(f"{command} continues")
         below.append("; ".join(words))
     answer = [Section(analysis.headline, figures), Section("", list(filter(None, below)))]
     return _without_empty([*answer, *_layers(record), *_profile(record)])

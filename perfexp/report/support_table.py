@@ -61,11 +61,11 @@ def table(survey: Survey) -> Grid:
 
 def _alike(algorithms: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
     """Return a layer's passes grouped by their support; a group's key has a cell per algorithm."""
-    alike: dict[tuple[str, ...], list[str]] = {}
+    passes_by_cells: dict[tuple[str, ...], list[str]] = {}
     for pass_name in next(iter(algorithms.values())):
         cells = tuple(_cell(name, answers[pass_name]) for name, answers in algorithms.items())
-        alike.setdefault(cells, []).append(pass_name)
-    return alike
+        passes_by_cells.setdefault(cells, []).append(pass_name)
+    return passes_by_cells
 
 
 def refusals(survey: Survey, *, every: bool) -> Grid:

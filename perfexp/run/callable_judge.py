@@ -134,7 +134,7 @@ class _Process:
         self._connection = Connection(ours.detach())
         self.facts: dict[str, Any] = {}
 
-    def ask(self, question: str, **given: Any) -> Any:
+    def ask(self, question: str, **arguments: Any) -> Any:
         """Return the answer to a question.
 
         Raises:
@@ -144,7 +144,7 @@ class _Process:
         self._signal(signal.SIGCONT)
         begun = time.perf_counter()
         try:
-            self._connection.send_bytes(json.dumps([question, given]).encode())
+            self._connection.send_bytes(json.dumps([question, arguments]).encode())
             if not self._connection.poll(_SILENCE_SECONDS):
                 raise _Refused(f"{self.name} did not return in {_SILENCE_SECONDS:.0f} s")
             reply = json.loads(self._connection.recv_bytes())
@@ -317,7 +317,10 @@ class _Judge:
                     ceiling_seconds = left.ask("ceiling", shape=shape) / _CEILING_FACTOR
                     _check_ceiling(ceiling_seconds, medians["left"][-1], medians["right"][-1])
         self._check_repeated()
-        return {name: statistics.geometric_mean(each) for name, each in medians.items()}
+        return {
+            name: statistics.geometric_mean(samples_of_side)
+            for name, samples_of_side in medians.items()
+        }
 
     def _blocks(self, sides: list[_Process], shape: int) -> Seconds:
         """Return the times of calls by side, in blocks in random order.
@@ -337,9 +340,9 @@ class _Judge:
                 # the first call finds cold caches
                 twice = [seeds[0], *(seed for seed in seeds[1:] for _ in range(2))]
                 answer = self._calls(side, shape, twice)
-                new, again = answer["seconds"][1::2], answer["seconds"][2::2]
-                seconds[side.name] += new
-                self._repeated[side.name] += map(operator.truediv, new, again)
+                seconds_of_new, seconds_repeated = answer["seconds"][1::2], answer["seconds"][2::2]
+                seconds[side.name] += seconds_of_new
+                self._repeated[side.name] += map(operator.truediv, seconds_of_new, seconds_repeated)
                 self._timed[side.name].append(sum(answer["seconds"]))
                 self._medians[side.name].append(statistics.median(answer["seconds"]))
                 self._tails[side.name].append(statistics.median(answer["tails"]))
@@ -371,7 +374,7 @@ class _Judge:
 
     def _check_repeated(self) -> None:
         """Refuse a right side that is faster if contents are repeated, unless the left is, too."""
-        left, right = (statistics.quantiles(each)[0] for each in self._repeated.values())
+        left, right = (statistics.quantiles(ratios)[0] for ratios in self._repeated.values())
         if right > max(_CACHE_FACTOR, _CACHE_FACTOR * left):
             raise _Refused(
                 f"right caches results: new contents take {right:.1f} times as long as repeated"

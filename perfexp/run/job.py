@@ -171,8 +171,8 @@ class ProgressRelay:
         points, planned = read_points(self._points), without_replicate(key)
         self._seconds = measured_seconds(points)
         is_ok = any(point.key == key and point.status is Status.OK for point in points)
-        alike = [point for point in points if without_replicate(point.key) == planned]
-        row = summary.row(alike, ()) if is_ok else None
+        replicates = [point for point in points if without_replicate(point.key) == planned]
+        row = summary.row(replicates, ()) if is_ok else None
         if row is None or row.time_kind is None:
             return ""
         so_far = ""

@@ -340,13 +340,13 @@ def _keep_files(job: Supervisor, point: Point, location: ProfileLocation) -> Non
     """
     root, facts, outputs = job.paths.root, point.facts["profile"], job.profiler.outputs(location)
     if point.status is Status.OK or facts.get("files"):
-        made = [path for path in outputs if path.is_file()]
-        for path in made:
+        existing = [path for path in outputs if path.is_file()]
+        for path in existing:
             job.paths.claim(root / path.name)
-        for path in made:
+        for path in existing:
             path.replace(root / path.name)
         for path in outputs:
-            if path not in made:
+            if path not in existing:
                 (root / path.name).unlink(missing_ok=True)
         return
     earlier = {path.name for path in outputs if (root / path.name).is_file()}

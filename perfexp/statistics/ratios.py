@@ -155,8 +155,8 @@ def geometric_mean(clusters: Mapping[str, Sequence[float]]) -> Interval:
     mean, count = float(sums.sum() / sizes.sum()), len(sizes)
     if count < LEAST_CLUSTERS:
         return Interval(value=math.exp(mean), low=None, high=None)
-    drawn = np.random.default_rng(_SEED).integers(count, size=(_RESAMPLES, count))
-    means = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+    indices = np.random.default_rng(_SEED).integers(count, size=(_RESAMPLES, count))
+    means = sums[indices].sum(axis=1) / sizes[indices].sum(axis=1)
     stretch = math.sqrt(count / (count - 1)) * student95(count - 1) / Z95
     low, high = (
         mean + stretch * (float(np.quantile(means, q)) - mean) for q in (ALPHA / 2, 1 - ALPHA / 2)

@@ -117,9 +117,9 @@ class Hold:
                 and waits for them.
         """
         for _ in range(_HOLD_ATTEMPTS):
-            wanted = self._seconds * max(1.0, samples / max(self._samples, 1))
+            hold_seconds = self._seconds * max(1.0, samples / max(self._samples, 1))
             most = _HOLD_MOST * self._fastest * samples + _HOLD_EXTRA_SECONDS
-            filled = enqueue(samples, min(wanted, most))
+            filled = enqueue(samples, min(hold_seconds, most))
             self._fastest = min(self._fastest, filled.host_seconds / samples)
             if filled.starved and self._seconds:
                 self._margin = min(2 * self._margin, _HOLD_MOST)
@@ -195,13 +195,13 @@ class Chain:
 
     def __call__(self, samples: int) -> Samples:
         """Fill the queue as often as needed and return the samples in device seconds per call."""
-        taken: list[Samples] = []
+        fills: list[Samples] = []
         left = samples
         while left > 0:
             count = min(self.chunk, left)
-            taken.append(self.held.fill(self._fill_once, count))
+            fills.append(self.held.fill(self._fill_once, count))
             left -= count
-        return np.concatenate(taken)
+        return np.concatenate(fills)
 
     def _fill_once(self, samples: int, hold_seconds: float) -> Filled:
         """Hold the device, enqueue the samples, and wait until the device has finished them."""

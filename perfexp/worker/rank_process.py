@@ -238,9 +238,11 @@ def _devices(plan: config.Plan, size: int) -> list[Device]:
     if len(usable) == size:
         return usable
     names = ", ".join(sorted({device.name for device in usable}))
-    here = f"{len(usable)} × {names}" if usable else "none"
-    wanted = f"gpu.count={size} needs {size} devices from gpu.index={plan.gpu.get('index', 0)} on"
-    raise UserError(f"{wanted}; here: {here}. {failure or ''}".rstrip()) from failure
+    usable_text = f"{len(usable)} × {names}" if usable else "none"
+    requirement = (
+        f"gpu.count={size} needs {size} devices from gpu.index={plan.gpu.get('index', 0)} on"
+    )
+    raise UserError(f"{requirement}; here: {usable_text}. {failure or ''}".rstrip()) from failure
 
 
 def _device_node(plan: config.Plan, number: int) -> dict[str, Any]:

@@ -153,8 +153,8 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
         for row in times.rows
         if (key := row.key) and key.which is Pass.forward
     }
-    for place, row in rows.items():
-        if place not in timed:
+    for module_call, row in rows.items():
+        if module_call not in timed:
             path, call, operation = row.path, row.call, row.operation
             key = Key(path=path, call=call, operation=operation, kind=row.kind, which=Pass.forward)
             untimed = RowTimes(key=key, seconds=[0.0], gap_seconds=[0.0])

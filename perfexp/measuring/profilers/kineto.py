@@ -164,13 +164,15 @@ def memory_of(trace: Path) -> Iterator[dict[str, Any]]:
     samples = [event for event in events if event.get("name") == "[memory]"]
     samples.sort(key=lambda event: event["ts"])
     for event in samples:
-        about = event["args"]
-        kind = "cpu" if about.get("Device Type") == 0 else f"device {about.get('Device Id')}"
+        arguments = event["args"]
+        kind = (
+            "cpu" if arguments.get("Device Type") == 0 else f"device {arguments.get('Device Id')}"
+        )
         yield {
             "seconds": (event["ts"] - samples[0]["ts"]) * 1e-6,
             "device": kind,
-            "bytes": about.get("Bytes"),
-            "allocated_bytes": about.get("Total Allocated"),
+            "bytes": arguments.get("Bytes"),
+            "allocated_bytes": arguments.get("Total Allocated"),
         }
 
 

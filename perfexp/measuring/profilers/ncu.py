@@ -281,10 +281,10 @@ def roofline_counters(available: Iterable[str]) -> list[str]:
         available: the chip's counters, without suffixes.
     """
     names = frozenset(available)
-    wanted = []
+    counters = []
     for alternatives in _WANTED:
-        wanted += [name for name in alternatives if name.partition(".")[0] in names][:1]
+        counters += [name for name in alternatives if name.partition(".")[0] in names][:1]
     dense = (name for name in names if "_sparsity_" not in name)
     tensor = list(filter(_OPERATIONS.fullmatch, dense))
     tensor = tensor or list(filter(_INSTRUCTIONS.fullmatch, names))
-    return wanted + [f"{name}.sum" for name in sorted(tensor)]
+    return counters + [f"{name}.sum" for name in sorted(tensor)]

@@ -133,12 +133,12 @@ def export(tool: Tool, source: Path, target: Path) -> str | None:
         ProfilerFailed: the tool cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix=".perfexp-", dir=target.parent) as folder:
-        made = Path(folder) / target.name  # next to the target, which survives a failure
-        options = ("--type=sqlite", "--force-overwrite=true", f"--output={made}")
+        temporary = Path(folder) / target.name  # next to the target, which survives a failure
+        options = ("--type=sqlite", "--force-overwrite=true", f"--output={temporary}")
         # a relative path could be read as an option
         answer = ask([tool.path, "export", *options, str(source.absolute())], _SECONDS)
-        if has_content(made):
-            made.replace(target)
+        if has_content(temporary):
+            temporary.replace(target)
             return None
     return reason(answer.text) or "nsys export wrote nothing"
 

@@ -97,9 +97,10 @@ def find(name: str, tool_path: str | None = None) -> Tool:
         return Tool(name, path, None)
     version = match[0].split()[-1]
     if (int(match[1]), int(match[2])) < least:
-        wanted = ".".join(map(str, least))
+        least_text = ".".join(map(str, least))
         raise ProfilerFailed(
-            f"{path} is {name} {version}, which is too old: at least {wanted} is needed. {source}"
+            f"{path} is {name} {version}, which is too old: at least {least_text} is needed. "
+            f"{source}"
         )
     return Tool(name, path, version)
 

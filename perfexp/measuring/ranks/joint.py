@@ -65,13 +65,15 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
     enough = math.ceil(round(_BURST_SECONDS / seconds, 6))
     most = math.ceil(round(_LONGEST_SECONDS / seconds, 6))
     calls = max(enough, min(_CALLS, most))
-    wanted = {
+    is_measured = {
         Sharing.all: True,
         Sharing.no_gradients: step.trains,
         Sharing.nothing: step.trains and compares_alone,
         Sharing.alone: compares_alone,
     }
-    rounds_of: dict[Sharing, list[Sequence[Burst]]] = {kind: [] for kind in wanted if wanted[kind]}
+    rounds_of: dict[Sharing, list[Sequence[Burst]]] = {
+        kind: [] for kind in is_measured if is_measured[kind]
+    }
     for number in range(_ROUNDS):
         kinds = list(rounds_of)
         # alternate the order, so that a drift affects all kinds alike

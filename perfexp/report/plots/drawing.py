@@ -297,28 +297,28 @@ def _whisker(axes: Any, time: Interval, position: float, factor: float, **look: 
 def _strips(strips: Strips) -> Any:
     """Draw each point's times from zero, with the representative samples over time below."""
     heights = list[float]()
-    for _, taken in strips.points:
-        heights += (_STRIP * len(taken) + 0.5, _OVER_TIME)
+    for _, times in strips.points:
+        heights += (_STRIP * len(times) + 0.5, _OVER_TIME)
     figure, column = columns(heights, _AROUND_STRIPS)
-    for number, (name, taken) in enumerate(strips.points):
-        _strip_rows(column[2 * number], name, taken)
-        _over_time(column[2 * number + 1], taken[0])
+    for number, (name, times) in enumerate(strips.points):
+        _strip_rows(column[2 * number], name, times)
+        _over_time(column[2 * number + 1], times[0])
     return figure
 
 
-def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
+def _strip_rows(axes: Any, name: str, strips: Sequence[Taken]) -> None:
     """Draw a row per time: samples, their center with interval, and values at the right.
 
     The axis ends where most samples do; triangles at its edge mark the others.
     """
     end = 0.0
-    for strip in taken:
-        shown = float(numpy.percentile(strip.series.measured, _MOST_SHOWN))
-        end = max(end, shown, strip.time.median.value)
+    for strip in strips:
+        most_samples = float(numpy.percentile(strip.series.measured, _MOST_SHOWN))
+        end = max(end, most_samples, strip.time.median.value)
     factor, unit = unit_of("seconds", end)
     edge = 1.1 * factor * end
     labels, centers = list[str](), dict[str, None]()
-    for position, strip in enumerate(taken):
+    for position, strip in enumerate(strips):
         labels.append(f"{strip.name}\n{strip.meaning}")
         centers[strip.center] = None
         samples = factor * numpy.array(strip.series.measured)
@@ -344,7 +344,7 @@ def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
     title = f"time per call ({unit}); black: {' or '.join(centers)}, shaded: its 95 % interval"
     if name:
         title = f"{name}: {title}"
-    if any(strip.is_dotted for strip in taken):
+    if any(strip.is_dotted for strip in strips):
         title += "; dotted, ≈: no interval"
     name_rows(axes, labels, edge, title)
 
@@ -358,8 +358,8 @@ def _over_time(axes: Any, strip: Taken) -> None:
     samples = numpy.array(series.samples)
     seconds = numpy.cumsum(samples) * series.calls_per_sample
     percent = (samples / strip.time.median.value - 1) * 100
-    shown = float(numpy.percentile(numpy.abs(percent[series.warmup :]), _MOST_SHOWN))
-    most = max(_LEAST_PERCENT, 1.2 * shown)
+    most_percent = float(numpy.percentile(numpy.abs(percent[series.warmup :]), _MOST_SHOWN))
+    most = max(_LEAST_PERCENT, 1.2 * most_percent)
     start = float(seconds[series.warmup - 1]) if series.warmup else 0.0
     end = float(seconds[-1])
     first = max(0.0, start - _MOST_WARMUP * (end - start))

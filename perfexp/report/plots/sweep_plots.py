@@ -209,12 +209,12 @@ def _by_one_time(runs: Sequence[_PlottedRun]) -> list[_PlottedRun]:
         if run.row and run.kind:
             common = kinds.get(run.phase, TIME_KINDS)
             kinds[run.phase] = [kind for kind in common if kind in run.row.times]
-    alike = []
+    runs_alike = []
     for run in runs:
         if run.row and run.kind and kinds[run.phase]:
             run = run._replace(row=replace(run.row, time_kind=kinds[run.phase][0]))
-        alike.append(run)
-    return alike
+        runs_alike.append(run)
+    return runs_alike
 
 
 def _facets(runs: Sequence[_PlottedRun]) -> Iterator[Facet]:
@@ -225,18 +225,18 @@ def _facets(runs: Sequence[_PlottedRun]) -> Iterator[Facet]:
     places = list(dict.fromkeys((run.phase, run.kind) for run in runs if run.kind))
     first_kinds = dict(reversed(places))
     for phase, kind in places:
-        here = []
+        facet_runs = []
         for run in runs:
             # a failed point has no kind of time, so it is shown with the first kind of its phase
             own_kind = run.kind or first_kinds.get(run.phase)
             if not run.row or (run.phase, own_kind) == (phase, kind):
-                here.append(run)
+                facet_runs.append(run)
         title = f"{time_title(kind)} per call"
         if len(places) > 1:
             title = f"{phase}: {title}"
-        if any(map(_latency, here)):
+        if any(map(_latency, facet_runs)):
             title += "; pale: latency"
-        yield Facet(title=title, groups=_groups(here))
+        yield Facet(title=title, groups=_groups(facet_runs))
 
 
 def _groups(runs: Sequence[_PlottedRun]) -> dict[str, tuple[Bar, ...]]:

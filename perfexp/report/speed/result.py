@@ -119,10 +119,12 @@ def of_record(record: Record, folder: Path) -> list[Speed]:
             key = point.key if record.plan.get("processes") else without_replicate(point.key)
             together[key].append(point)
     speeds = [(key, _of_point(points, record, log_file)) for key, points in together.items()]
-    alike: dict[str, list[Key]] = defaultdict(list)
+    keys_by_file: dict[str, list[Key]] = defaultdict(list)
     for key, speed in speeds:
-        alike[speed.file_name].append(key)
-    return [replace(speed, label=_label(key, alike[speed.file_name])) for key, speed in speeds]
+        keys_by_file[speed.file_name].append(key)
+    return [
+        replace(speed, label=_label(key, keys_by_file[speed.file_name])) for key, speed in speeds
+    ]
 
 
 def _of_point(processes: Sequence[Point], record: Record, log_file: str) -> Speed:

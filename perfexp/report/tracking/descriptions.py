@@ -273,13 +273,13 @@ def of_points(part: Analysis) -> str:
 def of_sweep(sweep_analysis: SweepAnalysis) -> str:
     """Return a sweep's description: how many runs have ended, results, and how to repeat it."""
     sweep, program = sweep_analysis.sweep, ("python", "-m", "perfexp")
-    again = line_to_type(sweep.command, program, in_turn=sweep.in_turn)
+    command = line_to_type(sweep.command, program, in_turn=sweep.in_turn)
     return _note(
         sweep_analysis.analyses[0].record.plan if sweep_analysis.analyses else {},
         *_parts(
             *sections.of_sweep(sweep_analysis),
             Section("not measured", sweep_summary.child_failures(sweep_analysis)),
-            sections.to_repeat(again),
+            sections.to_repeat(command),
         ),
     )
 

@@ -150,23 +150,25 @@ def next_request(
     Args:
         deliver: sends epochs and returns an answer.
     """
-    waiting: Epochs | None = None
+    held_request: Epochs | None = None
     due, pause, has_failed = 0.0, 0.0, False
     while True:
         try:
-            request = requests.get(timeout=max(due - time.monotonic(), 0.0) if waiting else None)
+            request = requests.get(
+                timeout=max(due - time.monotonic(), 0.0) if held_request else None
+            )
         except queue.Empty:
-            assert waiting is not None
+            assert held_request is not None
             begin = time.monotonic()
-            has_failed = "error" in deliver(waiting)
-            end, waiting = time.monotonic(), None
+            has_failed = "error" in deliver(held_request)
+            end, held_request = time.monotonic(), None
             due, pause = end + pause * (end - begin), (1 - _SHARE) / _SHARE
             continue
         if not isinstance(request, Epochs):
             return request
-        if waiting:
-            request.payload.figures[:0] = waiting.payload.figures
-        waiting = None if has_failed else request
+        if held_request:
+            request.payload.figures[:0] = held_request.payload.figures
+        held_request = None if has_failed else request
 
 
 def send(delivery: Delivery) -> str:
