@@ -169,6 +169,7 @@ def call_with_hydra(
             call_jobs = created.sweep
 
             def sweep(arguments: list[str]) -> Any:
+                """Run the sweep's jobs, then call `composed`."""
                 result = call_jobs(arguments)
                 composed()
                 return result

@@ -292,9 +292,8 @@ class FastestBackend(Races):
             if problem.device.type == "cuda":
                 torch.cuda.empty_cache()  # the losers' workspaces
         first, *others = problem.passes
-        other_passes = {
-            pass_type: PassChoice(engine=winner) for pass_type in others
-        }  # the times cover all passes
+        # the times cover all passes, so the others get none
+        other_passes = {pass_type: PassChoice(engine=winner) for pass_type in others}
         return {first: PassChoice(engine=winner, **facts), **other_passes}
 
 
@@ -357,6 +356,7 @@ def _runner(
     gradient = torch.ones(shape, dtype=tensors[0].dtype, device=problem.device)
 
     def run() -> list[torch.Tensor]:
+        """Compute attention forward and backward; return the outputs and the gradients."""
         with torch.enable_grad():
             outputs = compute(name, (*operands, *arguments), problem.settings)
             return [outputs.detach(), *torch.autograd.grad(outputs, leaves, gradient)]

@@ -109,6 +109,7 @@ class Fastest(Races, Support):
             ]
 
             def run() -> list[torch.Tensor]:
+                """Convolve forward and backward; return the outputs and the gradients."""
                 with torch.enable_grad():
                     outputs = engines.compute(convolution, inputs, weight, None)
                     return [outputs.detach(), *torch.autograd.grad(outputs, leaves, grad)]

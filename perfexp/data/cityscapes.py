@@ -114,9 +114,8 @@ def _random_box(
         size: height and width of the crop that the part is resized to.
     """
     fraction, across, down = torch.rand(3).tolist()
-    least_scale = max(
-        size[0] / image_size[0], size[1] / image_size[1]
-    )  # the image just fills the crop
+    # the image just fills the crop
+    least_scale = max(size[0] / image_size[0], size[1] / image_size[1])
     scale = max(_SCALES[0] + fraction * (_SCALES[1] - _SCALES[0]), least_scale)
     height, width = min(size[0] / scale, image_size[0]), min(size[1] / scale, image_size[1])
     left, top = across * (image_size[1] - width), down * (image_size[0] - height)

@@ -57,9 +57,8 @@ def hide(node: Any) -> Any:
         for number in count(2):
             if _hidden.setdefault(hidden_text, node) == node:
                 break
-            hidden_text = masked.replace(
-                _MASK, f"{_MASK}{number}", 1
-            )  # same address, another credential
+            # same address, another credential
+            hidden_text = masked.replace(_MASK, f"{_MASK}{number}", 1)
     return hidden_text
 
 

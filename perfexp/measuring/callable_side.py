@@ -185,6 +185,7 @@ class Side:
         return inputs
 
     def _call(self) -> None:
+        """Call the user's function with the current inputs, and keep its outputs."""
         self._outputs = self._function(*self._inputs)
 
     def _seconds(self, call: collecting.Call) -> float:

@@ -329,6 +329,7 @@ class Times:
         """
 
         def begin(busy_seconds: float) -> Monitor:
+            """Return a monitor from the stopping rule, and report the series as begun."""
             self.progress(name)
             return self.stopping.begin(
                 calls_per_sample=calls_per_sample,

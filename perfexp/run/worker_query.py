@@ -126,6 +126,7 @@ def _ask(
     parts: dict[str, Any] = {}
 
     def take(event: Event) -> None:
+        """Store a part of the answer, or show what the worker waits for."""
         if event["event"] == "part":
             parts[event["name"]] = event["answer"]
         elif event.get("patient"):
