@@ -261,7 +261,7 @@ def _importable(module: str) -> Iterator[None]:
     folder = Path(spec.origin).parent
     if spec.submodule_search_locations:  # a package, whose origin is its __init__.py
         folder = folder.parent
-    here = [str(folder)] if str(folder) in sys.path or "" in sys.path else []
-    path = os.pathsep.join([*here, *filter(None, [os.environ.get("PYTHONPATH")])])
+    current_folder = [str(folder)] if str(folder) in sys.path or "" in sys.path else []
+    path = os.pathsep.join([*current_folder, *filter(None, [os.environ.get("PYTHONPATH")])])
     with patch.dict(os.environ, {"PYTHONPATH": path}):
         yield

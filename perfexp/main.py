@@ -117,9 +117,9 @@ def _measure(application: _Application, arguments: list[str]) -> None:
         application.is_dry, application.overwrites = DRY_RUN in arguments, OVERWRITE in arguments
         application.is_verbose = any(flag in arguments for flag in VERBOSE)
         application.print_json(JSON in arguments)
-        own = (DRY_RUN, OVERWRITE, JSON, *VERBOSE)
+        flags = (DRY_RUN, OVERWRITE, JSON, *VERBOSE)
         arguments = [
-            text for text in arguments if text not in own and text.partition("=")[0] != MAX_JOBS
+            text for text in arguments if text not in flags and text.partition("=")[0] != MAX_JOBS
         ]
         refuse_words(arguments)
         if application.overwrites and any(text.startswith("resume=") for text in arguments):
@@ -229,8 +229,10 @@ class _Application:
                 if self._is_left:
                     text = f"Interrupted. To continue, repeat the command with output_dir={folder}."
                 elif folder is not None and folder.is_dir():
-                    again = shlex.quote(f"resume={folder}")
-                    text = f"Interrupted. Finished points are on disk; to continue: perfexp {again}"
+                    override = shlex.quote(f"resume={folder}")
+                    text = (
+                        f"Interrupted. Finished points are on disk; to continue: perfexp {override}"
+                    )
                 self.console.error(text)
 
     def close(self) -> None:
@@ -404,6 +406,7 @@ class _Application:
         """
         plan, sweep_run = config.typed(plain), self.sweep_run
         parts = (plan.model_name, plan.algorithm_name, plan.mode.name)
+        # a SLURM job of a sweep: folder and name were planned when it was submitted
         if self.element is not None:
             name, folder = self.element.child.name, self.element.folder
             refuse_link(folder)
@@ -411,11 +414,12 @@ class _Application:
             return Assignment(
                 plan=plan, plain=plain, folder=folder, name=name, sweep=self.element.membership
             )
+        # a single run
         if sweep_run is None:
             name = naming.run_name(parts, {})
             folder = self._free(plan, plain, naming.run_folder(plan))
-            for own in (folder, folder.parent) if plan.output_dir is None else ():
-                refuse_link(own)
+            for candidate in (folder, folder.parent) if plan.output_dir is None else ():
+                refuse_link(candidate)
             return Assignment(
                 plan=plan, plain=plain, folder=folder, name=name, overwrites=self.overwrites
             )
@@ -423,8 +427,8 @@ class _Application:
         folder = self._free(
             plan, plain, naming.child_folder(plan, sweep_run.paths.root, number, axes)
         )
-        for own in (folder, folder.parent) if plan.stage else (folder,):
-            refuse_link(own)
+        for candidate in (folder, folder.parent) if plan.stage else (folder,):
+            refuse_link(candidate)
         return Assignment(
             plan=plan,
             plain=plain,
@@ -559,7 +563,7 @@ def _objective(record: Record, direction: Any) -> float | list[float]:
     """
     if not isinstance(direction, Sequence) or isinstance(direction, str):
         return _figure(record, is_rate=str(direction).endswith("maximize"))
-    return [_figure(record, is_rate=str(one).endswith("maximize")) for one in direction]
+    return [_figure(record, is_rate=str(goal).endswith("maximize")) for goal in direction]
 
 
 def _figure(record: Record, *, is_rate: bool) -> float:

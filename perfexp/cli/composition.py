@@ -169,6 +169,7 @@ def call_with_hydra(
             call_jobs = created.sweep
 
             def sweep(arguments: list[str]) -> Any:
+                """Run the sweep's jobs, then call `composed`."""
                 result = call_jobs(arguments)
                 composed()
                 return result
@@ -199,9 +200,9 @@ def _models_without_file(arguments: Sequence[str]) -> list[str]:
     """
     texts = list(arguments)
     typed = list(map(Path, flag_values(arguments, *CONFIG_DIR)))
-    known = set[str]()
+    named_options = set[str]()
     for folder in (installation.conf_dir(), *typed):
-        known |= {file.stem for file in folder.glob("model/*.yaml")}
+        named_options |= {file.stem for file in folder.glob("model/*.yaml")}
     for folder in typed:
         for file in filter(Path.is_file, folder.glob("*/*.yaml")):
             texts.append(file.read_text(encoding="utf-8", errors="replace"))
@@ -209,7 +210,7 @@ def _models_without_file(arguments: Sequence[str]) -> list[str]:
     for text in texts:
         for line in _MODEL.findall(text):
             words.update(re.findall(r"[\w:-]+", line))
-    return [word for word in sorted(words - known) if torchvision_names.is_name(word)]
+    return [word for word in sorted(words - named_options) if torchvision_names.is_name(word)]
 
 
 def _node(name: str, arguments: Sequence[str]) -> dict[str, Any]:
@@ -412,14 +413,14 @@ def _intended_override(
         return word
     if not equals:
         return _option_override(word, options)
-    group, dot, rest = name.lstrip("-").replace("-", "_").partition(".")
+    group, dot, subkey = name.lstrip("-").replace("-", "_").partition(".")
     if not word.startswith("-") and (group in keys or group not in _KEY_OF_ALIAS):
         return word
     exact = _KEY_OF_ALIAS.get(group, group)
     key = exact if exact in keys else next(iter(nearest(group, keys, 1)), None)
     if not key:
         return None
-    return f"{key}{dot}{rest}={_VALUE_OF_ALIAS.get(value.lower(), value)}"
+    return f"{key}{dot}{subkey}={_VALUE_OF_ALIAS.get(value.lower(), value)}"
 
 
 def _option_override(word: str, options: Mapping[str, Collection[str]]) -> str | None:
@@ -429,7 +430,9 @@ def _option_override(word: str, options: Mapping[str, Collection[str]]) -> str |
     several groups have such an option, or none has.
     """
     names = word.split(",")
-    groups = [group for group, known in options.items() if set(names) <= set(known)]
+    groups = [
+        group for group, names_of_group in options.items() if set(names) <= set(names_of_group)
+    ]
     if len(groups) == 1:
         return f"{groups[0]}={word}"
     models = [*options["model"], *torchvision_names.names()]

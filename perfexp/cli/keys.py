@@ -51,7 +51,7 @@ def keys(conf: Path) -> dict[str, list[ConfigKey]]:
         KeyError: a key has no description.
     """
     meanings = descriptions()
-    found: dict[str, list[ConfigKey]] = {}
+    keys_by_group: dict[str, list[ConfigKey]] = {}
     for name, (prefix, node) in schemas().items():
         fields = {key: (kind, default) for key, kind, default in keys_of_schema(node, prefix)}
         if name == "plan":
@@ -59,11 +59,11 @@ def keys(conf: Path) -> dict[str, list[ConfigKey]]:
                 fields[key] = fields.get(key, (type(value),))[0], default_text(value)
             fields["resume"] = str | None, "null"
         options = tuple(options_of(conf, name)) if "/" in name else ()
-        found[name] = [
+        keys_by_group[name] = [
             ConfigKey(key, kind, default, meanings[key], options)
             for key, (kind, default) in fields.items()
         ]
-    return found
+    return keys_by_group
 
 
 def schemas() -> dict[str, tuple[str, type]]:
@@ -101,11 +101,11 @@ def lines(conf: Path) -> dict[str, list[str]]:
         default = f": {key.default}" if key.default else ""
         text = f"  {key.name}{default}  # {key.meaning}".replace("`", "")
         options_by_text.setdefault((key.name, text), []).extend(key.options)
-    found: dict[str, list[str]] = {}
+    lines_by_group: dict[str, list[str]] = {}
     for (name, text), options in options_by_text.items():
         line = f"{text} ({', '.join(options)})" if options else text
-        found.setdefault(name, []).append(line)
-    return found
+        lines_by_group.setdefault(name, []).append(line)
+    return lines_by_group
 
 
 def descriptions() -> dict[str, str]:
@@ -145,7 +145,7 @@ def default_text(value: Any) -> str:
         case "???":
             return "required"
         case list():
-            text = f"[{','.join(default_text(one).strip('`') for one in value)}]"
+            text = f"[{','.join(default_text(item).strip('`') for item in value)}]"
         case bool():
             text = str(value).lower()
         case float():
@@ -164,12 +164,12 @@ def options_of(conf: Path, schema: str) -> list[str]:
         schema: name such as `model/timm`.
     """
     group, _, name = schema.partition("/")
-    found: list[str] = []
+    options: list[str] = []
     files = sorted((conf / group).glob("*.yaml"))
     for _ in range(2):  # an option may be based on one that comes later
         for path in files:
             text = path.read_text(encoding="utf-8")
-            bases = [f"/schema/{schema}@", *(f"/{group}/{base}@" for base in found)]
-            if any(base in text for base in bases) and path.stem not in found:
-                found.append(path.stem)
-    return sorted(found) or [name]
+            bases = [f"/schema/{schema}@", *(f"/{group}/{base}@" for base in options)]
+            if any(base in text for base in bases) and path.stem not in options:
+                options.append(path.stem)
+    return sorted(options) or [name]

@@ -22,15 +22,15 @@ _NAME = re.compile(r"([A-Za-z_]\w*(?:\.\w+)*):([A-Za-z_]\w*)")
 
 def named(arguments: Sequence[str]) -> dict[str, str]:
     """Return the modules of own models in a command line, for example `{"mine:Net": "mine"}`."""
-    found = {}
+    models = {}
     for text in arguments:
         if key_of(text) != "model":
             continue
         for name in map(str.strip, text.partition("=")[2].split(",")):
             match = _NAME.fullmatch(name)
             if match and not torchvision_names.is_name(name):
-                found[name] = match[1]
-    return found
+                models[name] = match[1]
+    return models
 
 
 def nodes(arguments: Sequence[str]) -> dict[str, Any]:
@@ -63,11 +63,13 @@ def find(arguments: Sequence[str]) -> None:
     Raises:
         UserError: there is no such module.
     """
-    here = Path.cwd()
+    folder = Path.cwd()
     for module in named(arguments).values():
         top = module.partition(".")[0]
-        if str(here) not in sys.path and ((here / f"{top}.py").is_file() or (here / top).is_dir()):
-            sys.path.append(str(here))  # last, so that no file here hides an installed module
+        if str(folder) not in sys.path and (
+            (folder / f"{top}.py").is_file() or (folder / top).is_dir()
+        ):
+            sys.path.append(str(folder))  # last, so that no file here hides an installed module
         try:
             is_found = importlib.util.find_spec(top) is not None
         except (ImportError, ValueError):
@@ -84,15 +86,15 @@ def settings(arguments: Sequence[str], prefix: str = "model.") -> dict[str, Any]
 
     Keys with `+` or `~` are left out: Hydra adds or removes those itself.
     """
-    found: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for text in arguments:
         if not (key := key_of(text)).startswith(prefix) or text[0] in "+~":
             continue
         *parents, last = key.removeprefix(prefix).split(".")
-        node = found
+        node = nested
         for parent in parents:
             if not isinstance(node.get(parent), dict):
                 node[parent] = {}
             node = node[parent]
         node.setdefault(last)
-    return found
+    return nested

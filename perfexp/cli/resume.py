@@ -145,10 +145,11 @@ def _begun(folder: Path) -> Begun:
     if not SweepPaths(folder).summary.exists():
         return begun_run(folder)
     sweep = Sweep.load(folder)
+    # `perfexp ab` measured its variants in turn, which only its own command can continue
     if sweep.in_turn:
         line = sweep.command_line(folder)
-        again = f" if you trust it: {line}" if line else ", which can't be shown"
-        raise UserError(f"resume={folder}: to continue it, repeat its command{again}")
+        shown = f" if you trust it: {line}" if line else ", which can't be shown"
+        raise UserError(f"resume={folder}: to continue it, repeat its command{shown}")
     return Begun(
         sweep.command,
         SweepPaths(folder).begun_in(sweep),
@@ -171,13 +172,13 @@ def begun_run(folder: Path) -> Begun:
             f"resume={folder}: no run (plan.yaml) and no sweep (sweep.json) found; name another "
             "folder."
         )
-    plan, place = plan_file.read_begun(paths.plan)
+    plan, begun_in = plan_file.read_begun(paths.plan)
     command = plan.get("command")
     if not isinstance(command, list) or not all(isinstance(text, str) for text in command):
         raise UserError(
             f"resume={folder}: its plan.yaml has no command; repeat the one that started it."
         )
-    return Begun(command, place, plan, paths.sweep)
+    return Begun(command, begun_in, plan, paths.sweep)
 
 
 def _plan_of(sweep: Sweep, folder: Path) -> Mapping[str, Any]:
@@ -203,9 +204,11 @@ def _key_of(word: str) -> str:
 def _name_files(words: Sequence[str]) -> bool:
     """Return whether a word may name something in the current folder by a relative path."""
     plain = [word.replace("\\", "").replace("file://", " ") for word in words]
-    whole = "\n".join(plain)
-    here = (path.name.replace("\\", "") for path in Path.cwd().iterdir())
+    plan_text = "\n".join(plain)
+    file_names = (path.name.replace("\\", "") for path in Path.cwd().iterdir())
     # of a million names few are in the command: a pattern of all would take minutes
-    names = "|".join(map(re.escape, [".", "..", *(name for name in here if name in whole)]))
+    names = "|".join(
+        map(re.escape, [".", "..", *(name for name in file_names if name in plan_text)])
+    )
     entry = re.compile(rf"(^|{_SEPARATOR})({names})(/|$|{_SEPARATOR})")
     return any("${" in word or entry.search(word) for word in plain)

@@ -175,8 +175,8 @@ def _on_key(key: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> 
             f"Options of the group {key} "
             f"({key}=NAME --cfg job prints the keys of one, help keys all):"
         )
-        for name, place in sorted(options[key].items()):
-            yield _filled(f"  {name}".ljust(width), [comment_of(place)])
+        for name, option_file in sorted(options[key].items()):
+            yield _filled(f"  {name}".ljust(width), [comment_of(option_file)])
         if key == "model":
             yield _filled("  ", [_OTHER_MODELS])
         return
@@ -285,8 +285,8 @@ def meaning_of(term: str) -> str:
 
     `perfexp help TERM` prints it.
     """
-    known = {name.lower(): text for name, text in TERMS.items()}
-    if text := known.get(term.lower()):
+    meanings = {name.lower(): text for name, text in TERMS.items()}
+    if text := meanings.get(term.lower()):
         return text
     if percentile := _PERCENTILE.fullmatch(term.lower()):
         return (

@@ -120,7 +120,7 @@ def ab(
     given_keys(common or (), _SET_BY)
     overrides = without_credentials(command_line(arguments_of_today(common or ()), config_dir))
     variants = [without_credentials(_split("A", a)), without_credentials(_split("B", b))]
-    commands = [_arguments(overrides, own) for own in variants]
+    commands = [_arguments(overrides, variant) for variant in variants]
     plains = list(map(compose, commands))
     _refuse_other_points(plains)
     common_words = [text for text in overrides if key_of(text) != "output_dir"]
@@ -133,7 +133,8 @@ def ab(
     assignments = _assignments(plains, variants, sweep_run)
     named = zip("AB", variants, strict=False)
     console.show_lines(
-        "two variants in turn", [f"{name}  {shlex.join(own) or 'as it is'}" for name, own in named]
+        "two variants in turn",
+        [f"{name}  {shlex.join(variant) or 'as it is'}" for name, variant in named],
     )
     decisive = settings if metric else replace(settings, measures=())
     with interrupts.handled():
@@ -143,8 +144,8 @@ def ab(
             code = _measure(run, sweep_run, assignments)
             code = _show(root, settings, console, code)
         except KeyboardInterrupt:
-            again = sweep_run.sweep.continuation(root)
-            console.error(f"Interrupted. Finished points are on disk; to continue: {again}")
+            continuation = sweep_run.sweep.continuation(root)
+            console.error(f"Interrupted. Finished points are on disk; to continue: {continuation}")
             code = _INTERRUPTED
     raise typer.Exit(code)
 
@@ -214,13 +215,13 @@ def _split(name: str, text: str) -> list[str]:
     return arguments_of_today(words)
 
 
-def _arguments(overrides: Sequence[str], own: Sequence[str]) -> list[str]:
+def _arguments(overrides: Sequence[str], variant: Sequence[str]) -> list[str]:
     """Return the command line of one variant.
 
     Its own overrides replace common overrides with the same key.
     """
-    keys = set(map(key_of, own))
-    return [*(text for text in overrides if key_of(text) not in keys), *own]
+    keys = set(map(key_of, variant))
+    return [*(text for text in overrides if key_of(text) not in keys), *variant]
 
 
 def _refuse_other_points(plains: Sequence[dict[str, Any]]) -> None:
@@ -255,8 +256,8 @@ def _assignments(
         sweep_run: folder of the pair.
     """
     every = []
-    for number, (plain, own) in enumerate(zip(plains, variants, strict=True)):
-        typed = {key_of(text): text.partition("=")[2] for text in own}
+    for number, (plain, variant) in enumerate(zip(plains, variants, strict=True)):
+        typed = {key_of(text): text.partition("=")[2] for text in variant}
         axes = {key: typed.get(key, _value(plain, key)) for key in sweep_run.axes}
         folder = naming.child_folder(None, sweep_run.paths.root, number, axes)
         refuse_link(folder)

@@ -176,8 +176,12 @@ def _sides(
     records, missing = sides.records(new, uri)
     is_name = Path(against).name == against and not against.startswith(sides.MLFLOW)
     if is_name and (named_baselines.find(root, against) or not Path(against).exists()):
-        place = sides.baseline(root, against, machine or named_baselines.machine_of(records))
-        yield Side.of("A", str(place), map(Analysis.of, named_baselines.read(place)))
+        baseline_folder = sides.baseline(
+            root, against, machine or named_baselines.machine_of(records)
+        )
+        yield Side.of(
+            "A", str(baseline_folder), map(Analysis.of, named_baselines.read(baseline_folder))
+        )
     else:
         before, lacking = sides.records(against, uri)
         yield Side.of("A", against, map(Analysis.of, before), lacking)
@@ -203,8 +207,8 @@ def _refuse_default_precision(baseline: Side, new: Side) -> None:
 
     The precision was probably forgotten.
     """
-    before = {one.key.precision for one in baseline.measurements}
-    now = {one.key.precision for one in new.measurements}
+    before = {measurement.key.precision for measurement in baseline.measurements}
+    now = {measurement.key.precision for measurement in new.measurements}
     if now == {USUAL_PRECISION} and len(before) == 1 and before != now:
         named = f"precision={before.pop()}"
         raise UserError(
@@ -235,9 +239,9 @@ def _failed(compared: Comparison, reasons: Collection[str]) -> Iterator[str]:
             yield from map(_line, with_verdict(compared.pairs, verdict))
     if FailureReason.missing in reasons:
         baseline, new = compared.sides
-        for one in compared.alone:
-            if one.side == baseline.name:
-                yield f"MISSING {comparison_table.alone_of(one)}"
+        for missing in compared.alone:
+            if missing.side == baseline.name:
+                yield f"MISSING {comparison_table.alone_of(missing)}"
         yield from map("MISSING {}".format, new.missing)
 
 
@@ -260,8 +264,8 @@ def _unknown(compared: Comparison, required: Sequence[str], *, allow_undecided: 
         lines = comparison_table.confounders(compared.sides[1])
         return list(map("not comparable: {}".format, lines))
     measured = measures_of(compared.pairs)
-    if lacking := [name for name in required if name not in measured]:
-        return [f"not measured on both sides: {', '.join(lacking)}"]
+    if unmeasured := [name for name in required if name not in measured]:
+        return [f"not measured on both sides: {', '.join(unmeasured)}"]
     if not compared.pairs:
         return ["nothing was measured on both sides"]
     undecided = with_verdict(compared.pairs, Verdict.UNDECIDED)
@@ -359,39 +363,39 @@ def baseline(
     """
     root = folder or named_baselines.default_folder()
     if action is Action.list:
-        known = list(map(_facts, named_baselines.find(root)))
+        baselines = list(map(_facts, named_baselines.find(root)))
         part: Section | str = f"no baselines in {root}"
-        if known:
+        if baselines:
             rows = []
-            for facts in known:
+            for facts in baselines:
                 row = dict(facts)
                 row["first run"] = row.pop("first_run")
                 rows.append(row)
             part = Section(str(root), Grid.of_rows(rows))
-        emit({"folder": root, "baselines": known}, [part], as_json=as_json)
+        emit({"folder": root, "baselines": baselines}, [part], as_json=as_json)
     elif name is None or (source is None) is (action is Action.add):
         raise UserError("Give perfexp baseline add NAME DIR, list, show NAME, or rm NAME.")
     elif source is not None:
         records, missing = sides.records(source, uri)
         for line in missing:
             echo(f"left out, without a record: {line}", err=True)
-        place = named_baselines.add(root, name, records, machine, force=force)
-        emit({"added": place}, [f"added {place}"], as_json=as_json)
+        baseline_folder = named_baselines.add(root, name, records, machine, force=force)
+        emit({"added": baseline_folder}, [f"added {baseline_folder}"], as_json=as_json)
     elif action is Action.show:
         _show(sides.baseline(root, name, machine), as_json=as_json)
     else:
-        place = sides.baseline(root, name, machine)
+        baseline_folder = sides.baseline(root, name, machine)
         try:
-            named_baselines.remove(place)
+            named_baselines.remove(baseline_folder)
         except OSError as error:
-            raise UserError(f"{place} can't be removed: {error.strerror}.") from error
-        emit({"removed": place}, [f"removed {place}"], as_json=as_json)
+            raise UserError(f"{baseline_folder} can't be removed: {error.strerror}.") from error
+        emit({"removed": baseline_folder}, [f"removed {baseline_folder}"], as_json=as_json)
 
 
-def _show(place: Path, *, as_json: bool) -> None:
+def _show(folder: Path, *, as_json: bool) -> None:
     """Print the records of a baseline."""
-    analyses = map(Analysis.of, named_baselines.read(place))
-    runs = [(analysis, place / str(number)) for number, analysis in enumerate(analyses)]
+    analyses = map(Analysis.of, named_baselines.read(folder))
+    runs = [(analysis, folder / str(number)) for number, analysis in enumerate(analyses)]
     if as_json:
         emit(json_results.document([json_results.of_run(*run) for run in runs]), (), as_json=True)
         return
@@ -399,11 +403,11 @@ def _show(place: Path, *, as_json: bool) -> None:
         Console().show(*run)
 
 
-def _facts(place: Path) -> dict[str, str]:
+def _facts(folder: Path) -> dict[str, str]:
     """Return date, run count and first run of a baseline as texts, or why it is unreadable."""
-    about = {"machine": place.parent.name, "name": place.name}
+    about = {"machine": folder.parent.name, "name": folder.name}
     try:
-        records = named_baselines.read(place)
+        records = named_baselines.read(folder)
     except PerfexpError as error:
         unread = {"measured": "", "content": "unreadable", "first_run": one_line(str(error))}
         return about | unread

@@ -122,7 +122,9 @@ def _endings(kind: str) -> list[str]:
     """
     texts = filter(None, map(str.strip, kind.split(",")))
     endings = dict.fromkeys("." + text.lstrip("*.").lower() for text in texts)
-    if not endings or not all(re.fullmatch(r"\.[a-z0-9][a-z0-9._-]*", one) for one in endings):
+    if not endings or not all(
+        re.fullmatch(r"\.[a-z0-9][a-z0-9._-]*", ending) for ending in endings
+    ):
         raise UserError(
             f"--kind {kind!r} names no file ending; give for example --kind csv,sqlite."
         )
@@ -203,16 +205,16 @@ def _why_nothing(folder: Path, endings: Collection[str], stays: Mapping[str, int
     if set(stays) == {_BUSY}:  # already reported
         return
     reasons = []
-    known = set(_KINDS.split(","))
+    known_kinds = set(_KINDS.split(","))
     for why, count in sorted(stays.items()):
         if why != _BUSY:
             reasons.append(f"{units.counted(count, 'file')} {why}")
         if why.startswith(_OTHER):
-            known.add(why.removeprefix(_OTHER))
-    what = ", ".join(reasons) or f"no folder has the {MANIFEST} of a run or a sweep"
-    yield f"Nothing in or below {folder} is to go: {what}."
-    for kind in {ending.removeprefix(".") for ending in endings} - known:
-        yield f"Nothing is of the kind {kind}. {did_you_mean(kind, known)}".rstrip()
+            known_kinds.add(why.removeprefix(_OTHER))
+    reason = ", ".join(reasons) or f"no folder has the {MANIFEST} of a run or a sweep"
+    yield f"Nothing in or below {folder} is to go: {reason}."
+    for kind in {ending.removeprefix(".") for ending in endings} - known_kinds:
+        yield f"Nothing is of the kind {kind}. {did_you_mean(kind, known_kinds)}".rstrip()
 
 
 def _is_deleted(file: _ListedFile) -> bool:
@@ -226,9 +228,10 @@ def _is_deleted(file: _ListedFile) -> bool:
             file.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         )
         try:
-            about = os.stat(file.path.name, dir_fd=home, follow_symlinks=False)
+            current = os.stat(file.path.name, dir_fd=home, follow_symlinks=False)
             if not (
-                os.path.samestat(os.fstat(home), file.home) and os.path.samestat(about, file.about)
+                os.path.samestat(os.fstat(home), file.home)
+                and os.path.samestat(current, file.about)
             ):
                 raise OSError(errno.ESTALE, "is not what was listed")
             folder = file.path.parent

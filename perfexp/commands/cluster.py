@@ -58,8 +58,8 @@ def check(
         if config_dir is None and "--config-dir" in stored:
             config_dir = Path(stored["--config-dir"])
     site = cluster_of(cluster, config_dir)
-    found = sites.offers(site, options("gpu", config_dir))
-    if not found:
+    offers = sites.offers(site, options("gpu", config_dir))
+    if not offers:
         types = ", ".join(sorted(sites.gpu_types(slurm.nodes()))) or "none"
         raise UserError(
             f"cluster={cluster}: no node has GRES gpu:KIND for a kind in conf/gpu "
@@ -67,7 +67,7 @@ def check(
         )
     rows = []
     missing = []
-    for offer in found:
+    for offer in offers:
         nodes = {use: str(offer.nodes[use]) for use in sites.USES}
         rows.append({"gpu": offer.kind, **nodes, "requests": " ".join(offer.requests)})
         if not offer.nodes["idle"] + offer.nodes["busy"]:
@@ -77,7 +77,7 @@ def check(
     )
     failed = bool(missing)
     if job:
-        first = next((offer for offer in found if offer.nodes["idle"]), found[0])
+        first = next((offer for offer in offers if offer.nodes["idle"]), offers[0])
         kind = gpu or first.kind
         try:
             echo(f"job      gpu={kind}: {sites.try_node(site, kind, seconds=seconds)}")
@@ -135,12 +135,12 @@ def logs(
 
     Example: perfexp cluster logs outputs/2026-11-28/100000-sweep-model --run 3
     """
-    place, number = _submitted(folder, run)
-    paths = SweepPaths(place)
+    sweep_folder, number = _submitted(folder, run)
+    paths = SweepPaths(sweep_folder)
     refuse_link(paths.job_logs)
     entry = job_states.load(paths).get(number)
     if entry is None:
-        raise UserError(f"Run {number} of {place} was not submitted.")
+        raise UserError(f"Run {number} of {sweep_folder} was not submitted.")
     for suffix in ("out", "err"):
         file = paths.job_logs / f"{entry.job}.{suffix}"
         try:
@@ -198,13 +198,13 @@ def _submitted(folder: Path, run: int | None) -> tuple[Path, int]:
         if run is None:
             raise UserError(f"{folder} is a sweep; name a run: --run N, or the folder of a run.")
         return folder, run
-    wanted = folder.absolute()
-    for parent in wanted.parents[:2]:
+    absolute = folder.absolute()
+    for parent in absolute.parents[:2]:
         for file in below(parent, SWEEP, refused=lambda error: None):
             if not SweepPaths(file.parent).jobs.is_file():
                 continue
             with suppress(UserError):  # another sweep's file may be broken
                 for child, path in run_folders(Sweep.load(file), file.parent):
-                    if path.absolute() == wanted:
+                    if path.absolute() == absolute:
                         return file.parent, child.job
     raise UserError(f"{folder} is not the folder of a run that was submitted to SLURM.")

@@ -68,9 +68,11 @@ def compare(
     if output:
         _write(compared, targets)
     measured = measures_of(compared.pairs)
-    lacking = [name for name in settings.measures if name not in measured]
-    if metric and lacking:
-        echo(f"not compared, since no point of both sides has it: {', '.join(lacking)}", err=True)
+    unmeasured = [name for name in settings.measures if name not in measured]
+    if metric and unmeasured:
+        echo(
+            f"not compared, since no point of both sides has it: {', '.join(unmeasured)}", err=True
+        )
     wrote = map("wrote {}".format, targets.values())
     emit(
         json.loads(compared.to_json()),
@@ -87,7 +89,7 @@ def _log(compared: Comparison, loaded: list[Side], output: Path | None, uri: str
 
     records = []
     for side in loaded:
-        by_id = {id(one.record): one.record for one in side.measurements}
+        by_id = {id(measurement.record): measurement.record for measurement in side.measurements}
         records.append(list(by_id.values()))
     with tempfile.TemporaryDirectory(prefix="perfexp-") as temporary:
         folder = output or Path(temporary)

@@ -118,13 +118,13 @@ def gather(choice: Choice, gpu_files: dict[str, dict[str, Any]]) -> Facts:
     folders = {"outputs": Path("outputs"), "lock": lock.lock_path("cpu").parent}
     if store:
         folders["store"] = store.parent
-    here = environment.machine_facts(folders, store)  # first, since the survey is a load itself
+    machine = environment.machine_facts(folders, store)  # first, since the survey is a load itself
     surveyed = worker_query.survey(None if choice.name in ("cpu", "fake", "mps") else choice.index)
     locks = {"cpu": lock.holder("cpu")}
     for device in surveyed["parts"].get("cuda", {}).get("devices", ()):
         uuid = str(device["uuid"])
         locks[uuid] = lock.holder(uuid)
-    facts = {"machine": here, "survey": surveyed, "gpu_files": gpu_files, "locks": locks}
+    facts = {"machine": machine, "survey": surveyed, "gpu_files": gpu_files, "locks": locks}
     return {**facts, "processes": _spread_here(facts, choice)}
 
 
@@ -138,14 +138,14 @@ def _spread_here(facts: Facts, choice: Choice) -> dict[str, Any]:
     if chosen.device:
         kind, device = "cuda", str(chosen.device["uuid"])
     driver = (devices.board_of(facts, chosen) or {"facts": {}})["facts"].get("driver")
-    known = machine_priors.known(machine_priors.cache_of(facts["machine"], device, driver), kind)
+    spreads = machine_priors.known(machine_priors.cache_of(facts["machine"], device, driver), kind)
     before = priors.of_kind(kind)
     return {
         name: {
-            "spread": math.expm1(math.sqrt(one.variance)),
-            "measurements": one.cells - before[name].cells,
+            "spread": math.expm1(math.sqrt(class_prior.variance)),
+            "measurements": class_prior.cells - before[name].cells,
         }
-        for name, one in known.items()
+        for name, class_prior in spreads.items()
     }
 
 

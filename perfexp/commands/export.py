@@ -134,9 +134,9 @@ def export(
         echo("no layers: none of these runs was measured with probes.layers=true", err=True)
         stems.pop("layers")
     contents: dict[Path, bytes] = {}
-    shown: list[str] = []
+    listed: list[str] = []
     if lines:
-        shown.append(
+        listed.append(
             f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}"
         )
         for file, table in targets.items():
@@ -146,7 +146,7 @@ def export(
     written = [str(file.absolute()) for file in contents]
     emit(
         {"lines": len(lines), "runs": len(collected.runs), "files": written},
-        [*shown, *map("wrote {}".format, written)],
+        [*listed, *map("wrote {}".format, written)],
         as_json=as_json,
     )
     raise typer.Exit(collected.exit_code)
@@ -168,9 +168,9 @@ def _kinds(out: Path, form: Format | None) -> list[str]:
         raise UserError(
             f"--out {out} and --format {form} contradict each other: leave one of them out."
         )
-    wanted = form.value if form else suffix
-    if wanted in every:
-        return [wanted]
+    kind = form.value if form else suffix
+    if kind in every:
+        return [kind]
     return every
 
 
@@ -275,7 +275,7 @@ class Collected:
             return self.points()
         return self.layer_rows()
 
-    def files(self, place: Path) -> list[Path]:
+    def files(self, path: Path) -> list[Path]:
         """Return all records and sweeps in and below a folder, or the named file.
 
         `export` lists all files before it reads the first.
@@ -284,14 +284,14 @@ class Collected:
             UserError: there are none.
         """
         files = []
-        if place.is_file():
-            files = [place]
-        elif place.is_dir():
-            files = list(folders.below(place, RECORD, SWEEP, refused=self._failed))
+        if path.is_file():
+            files = [path]
+        elif path.is_dir():
+            files = list(folders.below(path, RECORD, SWEEP, refused=self._failed))
         if not (files or self.exit_code):
-            refuse_unfinished(place)
+            refuse_unfinished(path)
             raise UserError(
-                f"There is no {RECORD} and no {SWEEP} in or below {place}. Name a run's folder, "
+                f"There is no {RECORD} and no {SWEEP} in or below {path}. Name a run's folder, "
                 f"its {RECORD}, a sweep's folder, or any folder above some."
             )
         return files
@@ -338,10 +338,10 @@ class Collected:
             run.layers = tidy.layers(analysis, file.parent)
         self.runs[record.uid] = run
 
-    def _add_sweep(self, sweep: Sweep, place: Path) -> None:
+    def _add_sweep(self, sweep: Sweep, sweep_folder: Path) -> None:
         """Add a sweep and the records of its runs."""
-        self.sweeps[sweep.uid] = sweep, place
-        for _, folder in folders.run_folders(sweep, place):
+        self.sweeps[sweep.uid] = sweep, sweep_folder
+        for _, folder in folders.run_folders(sweep, sweep_folder):
             record = folder / RECORD
             # a summary is data, and links could lead out of the sweep
             if record.is_file() and not (record.is_symlink() or folder.is_symlink()):
@@ -353,8 +353,8 @@ class Collected:
         Such runs have a line with their error, so that no run is missing in the table.
         """
         recorded = {run.sweep for run in self.runs.values()}
-        for sweep, place in self.sweeps.values():
-            for child, folder in folders.run_folders(sweep, place):
+        for sweep, sweep_folder in self.sweeps.values():
+            for child, folder in folders.run_folders(sweep, sweep_folder):
                 if child.error and (sweep.uid, child.job) not in recorded:
                     yield flat.refused(sweep, child, folder)
 

@@ -55,6 +55,7 @@ def _refuse_foreign_places(uri: str) -> None:
     repository = _artifact_repository_registry.get_artifact_repository
 
     def checked(artifact_uri: str, *others: Any, **options: Any) -> Any:
+        """Return the repository for an address; raise an error if it is outside of the store."""
         if not artifact_uri.startswith(_NAMES) and store.is_foreign_place(artifact_uri, uri):
             raise MlflowException("These artifacts are outside of the store.", PERMISSION_DENIED)
         return repository(artifact_uri, *others, **options)

@@ -115,28 +115,30 @@ def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
         return
     if group is None:
         raise UserError(f"group '{name}' not found. {did_you_mean(name, groups)}")
-    about = {option: _about(file) for option, file in groups[group].items()}
-    width = max(map(len, about)) + 2
-    texts = [f"{option:<{width}}{text}".rstrip() for option, text in about.items()]
-    if group == "model" and (others := sorted(set(torchvision_names.names()) - about.keys())):
+    descriptions = {option: _about(file) for option, file in groups[group].items()}
+    width = max(map(len, descriptions)) + 2
+    texts = [f"{option:<{width}}{text}".rstrip() for option, text in descriptions.items()]
+    if group == "model" and (
+        others := sorted(set(torchvision_names.names()) - descriptions.keys())
+    ):
         by_name = (
             f"by name, of torchvision: {', '.join(others)}; of timm: timm:NAME; "
             "of Hugging Face: hf:NAME; your own: model=FILE:CLASS"
         )
         texts.append(textwrap.fill(by_name, _WIDTH))
-        about = dict.fromkeys(others, "of torchvision") | about
-    emit(about, texts, as_json=as_json)
+        descriptions = dict.fromkeys(others, "of torchvision") | descriptions
+    emit(descriptions, texts, as_json=as_json)
 
 
 def _about(file: Path) -> str:
     """Return the comment in a file; for a GPU, add bandwidth and power."""
-    about = comment_of(file)
+    description = comment_of(file)
     facts = (yaml.safe_load(file.read_text(encoding="utf-8")) or {}).get("facts")
     if not facts:
-        return about
+        return description
     bandwidth = f"{facts['memory_bytes_per_second'] / 1e12:.2f} TB/s"
     power = f"{facts['power_watts']:.0f} W" if facts["power_watts"] else "power unknown"
-    return f"{about}; {bandwidth}, {power}"
+    return f"{description}; {bandwidth}, {power}"
 
 
 def _support(survey: Survey, *, reasons: bool) -> Iterator[Section]:

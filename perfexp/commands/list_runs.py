@@ -90,7 +90,9 @@ class _RecordParts(msgspec.Struct):
                     cell = series.name, without_replicate(point.key)
                     medians.setdefault(cell, []).append(middle)
         kind = next(filter(measured.__contains__, TIME_KINDS), "")
-        return kind, [geometric_mean(own) for (name, _), own in medians.items() if name == kind]
+        return kind, [
+            geometric_mean(processes) for (name, _), processes in medians.items() if name == kind
+        ]
 
 
 class ListEntry(NamedTuple):
@@ -122,18 +124,20 @@ def show(words: Sequence[str], since: str | None, *, as_json: bool) -> None:
         UserError: there are several folders, or a key or age is wrong.
     """
     places = []
-    wanted = {}
+    filters = {}
     for word in words:
         key, separator, value = word.partition("=")
         if separator:
-            wanted[key] = value
+            filters[key] = value
         else:
             places.append(Path(word))
     if len(places) > 1:
         raise UserError(f"list runs reads one folder: leave out {places[1]}.")
     folder = places[0] if places else OUTPUTS
     earliest = oldest("--since", since) if since is not None else 0.0
-    lines = [_facts(one) for one in find(folder, wanted) if one.ended.timestamp() >= earliest]
+    lines = [
+        _facts(entry) for entry in find(folder, filters) if entry.ended.timestamp() >= earliest
+    ]
     part: Section | str = f"no runs in {folder}"
     if lines:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _ENDLESS
@@ -155,13 +159,13 @@ def last() -> Path:
     raise UserError(f"There is no record in {OUTPUTS}: measure something, or name a folder.")
 
 
-def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[ListEntry]:
+def find(folder: Path, filters: Mapping[str, str] = {}) -> list[ListEntry]:
     """Return the runs and sweeps below a folder, sorted by their end.
 
     Unreadable files are reported and skipped. Runs of a sweep share the entry of their sweep.
 
     Args:
-        wanted: plan values by key; a run must match all of them.
+        filters: plan values by key; a run must match all of them.
 
     Raises:
         UserError: the folder does not exist, or no plan has such a key.
@@ -171,30 +175,30 @@ def find(folder: Path, wanted: Mapping[str, str] = {}) -> list[ListEntry]:
     runs: dict[Path, _RecordParts] = {}
     sweeps: dict[str | None, tuple[Path, Sweep | None]] = {}
     for file in folders.below(folder, RECORD, PLAN, SWEEP, refused=_report):
-        place = home_of(file)
+        run_home = home_of(file)
         try:
             if file.name == SWEEP:
-                sweep = Sweep.load(place)
-                sweeps[sweep.uid] = place, sweep
-            elif place not in runs:  # a record comes before the plan beside it
-                runs[place] = _recorded(file) if file.name == RECORD else _begun(file)
+                sweep = Sweep.load(run_home)
+                sweeps[sweep.uid] = run_home, sweep
+            elif run_home not in runs:  # a record comes before the plan beside it
+                runs[run_home] = _recorded(file) if file.name == RECORD else _begun(file)
         except (UserError, OSError, *foreign.DECODING_ERRORS) as error:
             _report(error, file)
-    found: dict[Path, ListEntry] = {}
+    entries: dict[Path, ListEntry] = {}
     keys: set[str] = set()
-    for place, run in runs.items():
+    for run_home, run in runs.items():
         keys |= run.plan.keys()
-        if all(_has(run.plan, key, values) for key, values in wanted.items()):
+        if all(_has(run.plan, key, values) for key, values in filters.items()):
             uid = run.sweep.uid if run.sweep else None
-            home, of_sweep = sweeps.get(uid, (place, None))
-            earlier = found.get(home, ListEntry(run.ended, home, []))
-            found[home] = ListEntry(
+            home, of_sweep = sweeps.get(uid, (run_home, None))
+            earlier = entries.get(home, ListEntry(run.ended, home, []))
+            entries[home] = ListEntry(
                 max(run.ended, earlier.ended), home, [*earlier.runs, run], of_sweep
             )
-    for key in wanted:
+    for key in filters:
         if keys and key.partition(".")[0] not in keys:
             raise UserError(f"No plan has the key '{key}'. {did_you_mean(key, keys)}".rstrip())
-    return sorted(found.values(), key=lambda one: one.ended)
+    return sorted(entries.values(), key=lambda entry: entry.ended)
 
 
 def _recorded(file: Path) -> _RecordParts:
@@ -226,40 +230,40 @@ def _has(plan: dict[str, Any], key: str, values: str) -> bool:
     return any(fnmatchcase(str(text).lower(), pattern) for text, pattern in pairs)
 
 
-def _facts(found: ListEntry) -> dict[str, Any]:
+def _facts(entry: ListEntry) -> dict[str, Any]:
     """Return the facts of an entry for JSON: end, folder, subject, times and status.
 
     The times are the shortest and the longest median, in seconds.
     """
-    first = found.runs[0]
+    first = entry.runs[0]
     medians: list[float] = []
     kinds: dict[str, None] = {}
-    for run in found.runs:
+    for run in entry.runs:
         kind, values = run.medians()
         if values:
             kinds[CAPTIONS[kind]] = None
             medians += values
     measured = headline(subject(first.plan), [point.key for point in first.timed])
     return {
-        "ended": found.ended.isoformat(timespec="seconds"),
-        "folder": str(found.folder),
-        "measured": f"sweep over {one_line(found.sweep.name)}" if found.sweep else measured,
+        "ended": entry.ended.isoformat(timespec="seconds"),
+        "folder": str(entry.folder),
+        "measured": f"sweep over {one_line(entry.sweep.name)}" if entry.sweep else measured,
         "time_kind": " or ".join(kinds),
         "least_seconds": min(medians, default=None),
         "most_seconds": max(medians, default=None),
-        "status": _status(found),
+        "status": _status(entry),
     }
 
 
-def _status(found: ListEntry) -> str:
+def _status(entry: ListEntry) -> str:
     """Return how a run or a sweep ended: `ok`, `running`, `2 of 4 ok, 1 oom`."""
-    counts = Counter(run.status.value for run in found.runs)
-    if counts[Status.INTERRUPTED] and RunPaths(found.folder).in_use():
+    counts = Counter(run.status.value for run in entry.runs)
+    if counts[Status.INTERRUPTED] and RunPaths(entry.folder).in_use():
         return "running"
-    if found.sweep is None:
-        return found.runs[0].status.value
+    if entry.sweep is None:
+        return entry.runs[0].status.value
     others = [f"{number} {status}" for status, number in counts.items() if status != Status.OK]
-    return ", ".join([f"{counts[Status.OK]} of {found.sweep.jobs or len(found.runs)} ok", *others])
+    return ", ".join([f"{counts[Status.OK]} of {entry.sweep.jobs or len(entry.runs)} ok", *others])
 
 
 def _row(line: Mapping[str, Any]) -> dict[str, str]:

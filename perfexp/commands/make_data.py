@@ -108,10 +108,12 @@ def make_data(
         "classes": classes,
     }
     further = {"subjects": subjects, "repetitions": repetitions}
-    given = {name: value for name, value in (options | further).items() if value is not None}
-    for name in given.keys() - settings.keys():
+    named_settings = {
+        name: value for name, value in (options | further).items() if value is not None
+    }
+    for name in named_settings.keys() - settings.keys():
         raise UserError(f"--{name} is not for {layout}; its own are --{', --'.join(settings)}.")
-    recipe = maker(**settings | given, seed=seed)
+    recipe = maker(**settings | named_settings, seed=seed)
     recipe.write(folder, _progress)
     echo(f"{folder}: {recipe.contents}.")
     if recipe.remark:

@@ -69,7 +69,7 @@ def nsys_stats(
     raise typer.Exit(0 if is_good else 1)
 
 
-def _profiles(place: Path) -> Iterator[Path]:
+def _profiles(path: Path) -> Iterator[Path]:
     """Yield the named profile, or all profiles in and below a folder.
 
     Skip a raw recording if its imported profile exists.
@@ -78,18 +78,18 @@ def _profiles(place: Path) -> Iterator[Path]:
         UserError: there is no profile.
     """
     endings = (*ENDINGS, ".qdstrm")
-    if place.is_file():
-        if place.suffix not in (*endings, DATABASE):
+    if path.is_file():
+        if path.suffix not in (*endings, DATABASE):
             raise UserError(
-                f"{place} is not a profile of nsys; name a FILE.nsys-rep or FILE.sqlite, "
+                f"{path} is not a profile of nsys; name a FILE.nsys-rep or FILE.sqlite, "
                 "or a run's folder."
             )
-        yield place
+        yield path
         return
-    if not place.is_dir():
-        raise UserError(f"{place}: there is no such file or folder.")
+    if not path.is_dir():
+        raise UserError(f"{path}: there is no such file or folder.")
     files = []
-    for file in sorted(place.rglob("*")):
+    for file in sorted(path.rglob("*")):
         if file.suffix in endings and file.is_file() and not file.is_symlink():
             files += [] if file.name.startswith(".") else [file]
     # a recording beside its imported profile needs no import
@@ -97,18 +97,18 @@ def _profiles(place: Path) -> Iterator[Path]:
     files = [file for file in files if file.suffix in ENDINGS or file.with_suffix("") not in done]
     if not files:
         raise UserError(
-            f"{place}: there is no profile of nsys in it or below it; profiler=nsys makes one."
+            f"{path}: there is no profile of nsys in it or below it; profiler=nsys makes one."
         )
     yield from files
 
 
-def _made(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> dict[str, Any]:
+def _made(nsys: Tool, profile: Path, report_names: list[str], *, force: bool) -> dict[str, Any]:
     """Make the reports for a profile; return the files, and why others have no rows.
 
     Args:
         nsys: nsys, which makes the reports.
         profile: .nsys-rep, .qdstrm or .sqlite file.
-        wanted: names of reports.
+        report_names: names of reports.
         force: whether to replace files that no run wrote.
 
     Raises:
@@ -121,15 +121,15 @@ def _made(nsys: Tool, profile: Path, wanted: list[str], *, force: bool) -> dict[
         if paths.manifest.is_file():
             paths.claim(path.absolute())
 
-    place = ProfileLocation(folder=profile.parent, stem=profile.stem)
+    location = ProfileLocation(folder=profile.parent, stem=profile.stem)
     fresh = [profile.with_suffix(ENDINGS[0])] if profile.suffix == ".qdstrm" else []
     if not force:
-        written = [path for path in (*fresh, *evaluated(place, wanted)) if path != profile]
-        refuse_to_overwrite(written, place.folder, "move it away, or add --force")
+        written = [path for path in (*fresh, *evaluated(location, report_names)) if path != profile]
+        refuse_to_overwrite(written, location.folder, "move it away, or add --force")
     if fresh:
         claim(*fresh)
         profile = imported(nsys, profile)
-    facts = evaluate(nsys, profile, wanted, place, claim).facts
+    facts = evaluate(nsys, profile, report_names, location, claim).facts
     shown = ("reports", "empty", "problems", "kernels", "kernel_names")
     return {"profile": str(profile), **{name: facts[name] for name in shown}}
 

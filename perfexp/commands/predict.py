@@ -101,17 +101,19 @@ def predict(
         raise UserError(
             "perfexp predict prints the largest batch that fits: set batch_size=1 instead of max."
         )
-    found = _looked_up(plan, plain, corpus.find_curves(folders))
-    document = _document(found)
+    predictions = _looked_up(plan, plain, corpus.find_curves(folders))
+    document = _document(predictions)
     parts: list[Section | str] = [str(subject(plain))]
     if memory:
         document["memory"] = traced = _traced(plain)
         parts.append(Section("memory, traced", list(_memory_lines(traced, plan))))
     parts.append(
-        Section(f"from records in {', '.join(map(str, folders))}", list(_answer_lines(found)))
+        Section(f"from records in {', '.join(map(str, folders))}", list(_answer_lines(predictions)))
     )
-    diagnostics = chain.from_iterable(each.answer.diagnostics for each in found)
-    for text, remedy in dict.fromkeys((str(one), one.help) for one in diagnostics):
+    diagnostics = chain.from_iterable(prediction.answer.diagnostics for prediction in predictions)
+    for text, remedy in dict.fromkeys(
+        (str(diagnostic), diagnostic.help) for diagnostic in diagnostics
+    ):
         parts += [text, f"  help: {remedy}"]
     emit(document, parts, as_json=as_json)
 
@@ -135,16 +137,16 @@ def _looked_up(
         curves: curves from records, of any device.
     """
     file = gpu_sheets.read(plan.config_dirs()).get(plan.gpu_name)
-    known = corpus.Corpus([curve for curve in curves if _is_of(curve.device, plan, file)])
+    matching = corpus.Corpus([curve for curve in curves if _is_of(curve.device, plan, file)])
     installed: dict[str, str] = {}
     with suppress(PackageNotFoundError):
         installed["torch"] = version("torch")
     keys = plan.first_keys()
-    found = []
+    predictions = []
     for key, name in product(keys, QUANTITIES):
-        answer = lookup.look_up(key, name, plain, known, installed)
-        found.append(_Prediction(key, name, answer))
-    return found
+        answer = lookup.look_up(key, name, plain, matching, installed)
+        predictions.append(_Prediction(key, name, answer))
+    return predictions
 
 
 def _is_of(device: MeasuredDevice, plan: config.Plan, file: gpu_sheets.GpuFile | None) -> bool:
@@ -197,48 +199,48 @@ def _largest_text(point: Mapping[str, Any], *, is_sheet: bool) -> str:
     """Return the upper bound of the batch that fits the device or its data-sheet memory."""
     device, largest = point["gpu"], point["largest_batch"]
     size = f"{units.format_bytes(point['capacity_bytes'])} of {device}"
-    about = place = ""
+    qualifier = on_device = ""
     if is_sheet:
-        about, place = "about ", " on a device"
+        qualifier, on_device = "about ", " on a device"
         gigabytes = f"{point['capacity_bytes'] / 1e9:g} GB"
         size = f"the {gigabytes} of {device}'s data sheet (drivers report up to 7 % more)"
     if not largest:
         return f"no sample fits in {size}"
     return (
-        f"at most {about}batch {largest} in {size} "
-        f"(upper bound; found by trial with batch_size=max{place})"
+        f"at most {qualifier}batch {largest} in {size} "
+        f"(upper bound; found by trial with batch_size=max{on_device})"
     )
 
 
 def _workspaces_text(workspaces: Mapping[str, Any]) -> Iterator[str]:
     """Yield how many convolution workspaces a peak includes, and why others are missing."""
-    known, total = workspaces.get("known") or 0, workspaces.get("convolutions")
+    num_known, total = workspaces.get("known") or 0, workspaces.get("convolutions")
     if not total:
         return
-    if known == total:
+    if num_known == total:
         yield (
             f"with workspaces of cuDNN for all {total} convolutions, from {workspaces['device']}"
         )
-    elif known:
+    elif num_known:
         yield (
-            f"with workspaces of cuDNN for {known} of {total} convolutions, "
+            f"with workspaces of cuDNN for {num_known} of {total} convolutions, "
             f"from {workspaces['device']}; without those of the others, the peak is a lower bound"
         )
     if reason := workspaces.get("reason"):
-        lacking = units.counted(total - known, "convolution")
-        yield f"workspaces of {lacking} not measured: {reason}"
+        unmeasured = units.counted(total - num_known, "convolution")
+        yield f"workspaces of {unmeasured} not measured: {reason}"
 
 
-def _answer_lines(found: Sequence[_Prediction]) -> Iterator[str]:
+def _answer_lines(predictions: Sequence[_Prediction]) -> Iterator[str]:
     """Yield each predicted quantity in words, then notes."""
-    for key, quantity, answer in found:
+    for key, quantity, answer in predictions:
         name = "energy of a call in the loop" if quantity == "energy" else quantity
         yield f"{label(key)}: {name} {answer_text(answer, QUANTITIES[quantity])}"
     quantities, sources = set(), set()
-    for one in found:
-        if one.answer.predicted.value:
-            quantities.add(one.quantity)
-            sources.add(one.answer.predicted.source)
+    for prediction in predictions:
+        if prediction.answer.predicted.value:
+            quantities.add(prediction.quantity)
+            sources.add(prediction.answer.predicted.source)
     for quantity, note in _NOTES.items():
         if quantity in quantities:
             yield note
@@ -277,10 +279,10 @@ def _formatted(value: float, unit: str, figures: int) -> str:
     return f"{units.digits(value, figures)} J"
 
 
-def _document(found: Sequence[_Prediction]) -> dict[str, Any]:
+def _document(predictions: Sequence[_Prediction]) -> dict[str, Any]:
     """Return the predictions as JSON values, point by point."""
     points: dict[Key, dict[str, Any]] = {}
-    for key, quantity, answer in found:
+    for key, quantity, answer in predictions:
         predicted, curve = answer.predicted, answer.curve
         points.setdefault(key, {"key": msgspec.to_builtins(key)})[quantity] = {
             "source": predicted.source,
@@ -292,7 +294,7 @@ def _document(found: Sequence[_Prediction]) -> dict[str, Any]:
             "nearest": predicted.nearest,
             "reason": predicted.reason,
             "record": curve and str(curve.folder),
-            "doubts": [one.code for one in answer.diagnostics],
+            "doubts": [diagnostic.code for diagnostic in answer.diagnostics],
         }
     return {"points": list(points.values())}
 

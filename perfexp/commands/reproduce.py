@@ -109,16 +109,16 @@ def reproduce(
     record = _read(place)
     side = Side.of("A", str(place), [Analysis.of(record)])
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        again = _settle(
+        repetition = _settle(
             record, place, overrides or (), processes, config_dir, composed_here=image is None
         )
         outcome, compared = _known(record, settings, in_image=image is not None), None
         if outcome is None:
-            code = _measure(again, image, engine, dry_run=dry_run)
+            code = _measure(repetition, image, engine, dry_run=dry_run)
             # 1: some points failed; 3: not sent to tracking; others: refused or interrupted
             if dry_run or code not in (0, 1, 3):
                 raise typer.Exit(code)
-            outcome, compared = _judge(side, again, settings)
+            outcome, compared = _judge(side, repetition, settings)
         if compared is not None and not as_json:
             compare.print_comparison(compared)
         for line in outcome.lines():
@@ -127,7 +127,7 @@ def reproduce(
         answer = {
             "outcome": outcome.outcome,
             "reasons": outcome.reasons,
-            "folder": str(again.folder),
+            "folder": str(repetition.folder),
         }
         echo(json.dumps(answer | {"comparison": msgspec.to_builtins(compared)}, indent=1))
     raise typer.Exit(EXIT_CODES[outcome.outcome])
@@ -168,30 +168,29 @@ class _Repetition:
         return lines
 
 
-def _read(place: Path) -> Record:
+def _read(path: Path) -> Record:
     """Read a record.
 
     Raises:
         UserError: it is unfinished or a sweep, or its plan was changed after the measurement.
     """
-    if place.is_dir() and not (place / RECORD).exists():
-        if (place / SWEEP).is_file():
+    if path.is_dir() and not (path / RECORD).exists():
+        if (path / SWEEP).is_file():
             raise UserError(
-                f"{place} is a sweep; name the folder of one of its runs (perfexp status {place})."
+                f"{path} is a sweep; name the folder of one of its runs (perfexp status {path})."
             )
-        refuse_unfinished(place)
-    record = Record.load(place)
+        refuse_unfinished(path)
+    record = Record.load(path)
     if plan_file.plan_hash(record.plan) != record.plan_hash:
         raise UserError(
-            f"{place}: the plan in it does not match its plan_hash; it was changed. "
-            "Nothing was run."
+            f"{path}: the plan in it does not match its plan_hash; it was changed. Nothing was run."
         )
     return record
 
 
 def _settle(
     record: Record,
-    place: Path,
+    source: Path,
     overrides: Sequence[str],
     processes: int | None,
     config_dir: Path | None,
@@ -202,7 +201,7 @@ def _settle(
 
     Args:
         record: record to reproduce.
-        place: its folder, or its record.json.
+        source: its folder, or its record.json.
         overrides: overrides that the user typed.
         processes: number of fresh processes; None for the default.
         config_dir: further folder with options.
@@ -211,33 +210,36 @@ def _settle(
     Raises:
         UserError: the user must type the command, or it gives another plan here.
     """
-    given = given_keys(overrides, {"processes": "--processes", "resume": "the folder"})
+    given_names = given_keys(overrides, {"processes": "--processes", "resume": "the folder"})
     processes = processes or _default_processes(record)
-    found = []
-    if "batch_size" not in given:
-        found = _found_batches(record, given)
+    batch_overrides = []
+    # measure the batch size that the record's search found, instead of searching again
+    if "batch_size" not in given_names:
+        batch_overrides = _found_batches(record, given_names)
     flags = []
     if config_dir is not None:
         flags = [f"{CONFIG_DIR[0]}={config_dir}"]
-    typed = [*flags, *overrides, *found]
+    typed = [*flags, *overrides, *batch_overrides]
     if processes is not None:
         typed.append(f"processes={processes}")
-    begun = _begun(record, place)
+    begun = _begun(record, source)
     repeated = begun.overrides(typed, is_measured)
     if repeated:
         begun.refuse_untyped(
-            repeated, str(place), ["reproduce", str(place), *repeated, *flags, *overrides]
+            repeated, str(source), ["reproduce", str(source), *repeated, *flags, *overrides]
         )
     arguments = [*repeated, *typed]
     elsewhere = [text for text in arguments if not text.startswith("output_dir=")]
     plain = compose(arguments)
     plan = config.typed(plain)
     folder = naming.run_folder(replace(plan, stage=None), "again").absolute()
-    if folder.resolve() == folder_of(place).resolve():
+    if folder.resolve() == folder_of(source).resolve():
         raise UserError(f"output_dir={folder} is the record's own folder; choose another.")
     named = (Path(text.partition("=")[2]) for text in elsewhere)
-    differing = {key_of(text) for text in [*overrides, *found] if text not in record.command}
-    again = _Repetition(
+    differing = {
+        key_of(text) for text in [*overrides, *batch_overrides] if text not in record.command
+    }
+    repetition = _Repetition(
         arguments=(*elsewhere, "hydra.mode=RUN", f"output_dir={quoted(str(folder))}"),
         folder=folder,
         plan=record.plan,
@@ -245,35 +247,36 @@ def _settle(
         readable=tuple(path for path in named if path.is_absolute() and path.exists()),
         has_gpus=fact_at(record.environment, "device.kind") == "cuda",
     )
+    # a container composes its own plan, with the code in its image
     if composed_here and (why := plan_file.refusal_of_sources(record.plan, plain)):
-        raise UserError(f"{place} was measured with other code: {why} Nothing was run.")
-    if composed_here and (changes := again.changes(plain)):
+        raise UserError(f"{source} was measured with other code: {why} Nothing was run.")
+    if composed_here and (changes := repetition.changes(plain)):
         listed = "\n  ".join(changes[:20])
-        made = f"perfexp {record.perfexp_version}"
+        maker = f"perfexp {record.perfexp_version}"
         if commit := fact_at(record.environment, "git.commit"):
-            made += f" (commit {commit})"
+            maker += f" (commit {commit})"
         raise UserError(
-            f"{place}: its command gives another plan here than in the record, "
-            f"which {made} made:\n  {listed}\n"
+            f"{source}: its command gives another plan here than in the record, "
+            f"which {maker} made:\n  {listed}\n"
             "Use that version, or type the values again as KEY=VALUE. Nothing was run."
         )
-    return again
+    return repetition
 
 
-def _begun(record: Record, place: Path) -> Begun:
+def _begun(record: Record, path: Path) -> Begun:
     """Return the record's command, as this user's own if the plan beside it is signed for it."""
     with suppress(UserError):
-        begun = begun_run(folder_of(place))
+        begun = begun_run(folder_of(path))
         if begun.command == record.command:
             return begun
     return Begun(record.command, None, record.plan)
 
 
-def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
+def _found_batches(record: Record, given_names: Collection[str] = ()) -> list[str]:
     """Return overrides with the batch sizes that a search found, so that it is not repeated.
 
     Args:
-        given: keys that the user typed, which keep their values.
+        given_names: keys that the user typed, which keep their values.
 
     Raises:
         UserError: each size has another batch.
@@ -282,9 +285,13 @@ def _found_batches(record: Record, given: Collection[str] = ()) -> list[str]:
     overrides = []
     for phase in TIMED:  # names of a record may not choose keys
         key = f"mode.{phase}.batch_size"
-        own = fact_at(record.plan, key)
+        phase_batch = fact_at(record.plan, key)
         is_measured = fact_at(record.plan, f"mode.{phase}") is not None
-        if not is_measured or key in given or not seeks_batch(shared if own is None else own):
+        if (
+            not is_measured
+            or key in given_names
+            or not seeks_batch(shared if phase_batch is None else phase_batch)
+        ):
             continue
         points = [point.key for point in record.points if point.key.phase == phase]
         if len({key.input_size for key in points}) > 1:
@@ -327,10 +334,10 @@ def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproductio
     now = {**environment.collect(), "device": _device(record)}
     if in_image:  # it has its own software
         now = {"cpu": now["cpu"], "device": now["device"]}
-    here = msgspec.structs.replace(record, environment=now)
-    differing = comparability.differences(record, here, settings.allowed)
-    for one in differing:
-        echo(f"differs here: {one.key} {one.baseline} → {one.other}")
+    record_here = msgspec.structs.replace(record, environment=now)
+    differing = comparability.differences(record, record_here, settings.allowed)
+    for difference in differing:
+        echo(f"differs here: {difference.key} {difference.baseline} → {difference.other}")
     return reproduction.not_comparable(differing)
 
 
@@ -351,51 +358,58 @@ def _device(record: Record) -> dict[str, Any]:
         except Exception as error:  # only a missing library shows that no board is here
             is_absent = type(error).__name__ == "NVMLError_LibraryNotFound"
     # the same board, otherwise the same product, otherwise any
-    own = max(
+    board_here = max(
         boards,
-        key=lambda one: (one["name"] == name, (one["name"], one["uuid"]) == (name, uuid)),
+        key=lambda board: (board["name"] == name, (board["name"], board["uuid"]) == (name, uuid)),
         default=None,
     )
-    if own is None and is_absent:
+    if board_here is None and is_absent:
         return {"kind": "cpu", "name": processor_name()}
-    if not own:
+    if not board_here:
         return {}
-    return {"kind": "cuda", "name": own["name"], "uuid": own["uuid"], **own["facts"]}
+    return {
+        "kind": "cuda",
+        "name": board_here["name"],
+        "uuid": board_here["uuid"],
+        **board_here["facts"],
+    }
 
 
-def _measure(again: _Repetition, image: str | None, engine: str | None, *, dry_run: bool) -> int:
+def _measure(
+    repetition: _Repetition, image: str | None, engine: str | None, *, dry_run: bool
+) -> int:
     """Measure the repetition here or in a container image, and return the exit code."""
     if image is None:
-        return main([*again.arguments, *([DRY_RUN] if dry_run else [])])
+        return main([*repetition.arguments, *([DRY_RUN] if dry_run else [])])
     program = container.engine_path(engine)
     argv = container.command(
         program,
         image,
         container.image_digest(program, image),
         [
-            *again.arguments,
-            *([] if "tracking" in map(key_of, again.arguments) else ["tracking=none"]),
+            *repetition.arguments,
+            *([] if "tracking" in map(key_of, repetition.arguments) else ["tracking=none"]),
         ],
-        writable=again.folder,
-        readable=again.readable,
-        has_gpus=again.has_gpus,
+        writable=repetition.folder,
+        readable=repetition.readable,
+        has_gpus=repetition.has_gpus,
     )
     echo(shlex.join(argv))
     if dry_run:
         return 0
-    again.folder.mkdir(parents=True, exist_ok=True)
+    repetition.folder.mkdir(parents=True, exist_ok=True)
     return container.run(argv)
 
 
 def _judge(
-    side: Side, again: _Repetition, settings: Settings
+    side: Side, repetition: _Repetition, settings: Settings
 ) -> tuple[Reproduction, Comparison | None]:
     """Return the outcome, and the comparison of the record with its repetition.
 
     Without a comparison the outcome has the reason.
     """
-    new = Record.load(again.folder)
-    if changes := again.changes(new.plan):  # an image has its own configuration
+    new = Record.load(repetition.folder)
+    if changes := repetition.changes(new.plan):  # an image has its own configuration
         return Reproduction(
             Outcome.NOT_COMPARABLE, (f"the plans differ in {'; '.join(changes)}",)
         ), None
@@ -404,6 +418,6 @@ def _judge(
             Outcome.DIFFERS, (f"no point was measured again ({new.status.value})",)
         ), None
     compared = judging.compare(
-        [side, Side.of("B", str(again.folder), [Analysis.of(new)])], settings
+        [side, Side.of("B", str(repetition.folder), [Analysis.of(new)])], settings
     )
     return reproduction.judge(compared), compared

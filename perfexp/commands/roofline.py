@@ -82,7 +82,7 @@ def roofline(
     sheets = gpu_sheets.read(group_folders(config_dir))
     peaks = by_hand(peak_compute, peak_bw)
     peaks = peaks.or_else(named(gpu, sheets)) if gpu else peaks
-    rooflines = [result for place in places for result in _rooflines(place, peaks, sheets, label)]
+    rooflines = [result for source in places for result in _rooflines(source, peaks, sheets, label)]
     if len(rooflines) > 1 and (out or summary):
         raise UserError(
             f"--out and --summary name one file, and there are {len(rooflines)} rooflines. "
@@ -101,26 +101,26 @@ def roofline(
 
 
 def _rooflines(
-    place: Path, peaks: Peaks, sheets: Mapping[str, GpuFile], label: str | None
+    path: Path, peaks: Peaks, sheets: Mapping[str, GpuFile], label: str | None
 ) -> Iterator[tuple[Path, Roofline]]:
     """Yield the rooflines of one place, each with the path of its files without an ending.
 
     Raises:
         UserError: there is no such place, or it has no roofline.
     """
-    if not place.exists():
+    if not path.exists():
         raise UserError(
-            f"{place} does not exist. Name a CSV or an .ncu-rep of ncu, a run's folder, "
+            f"{path} does not exist. Name a CSV or an .ncu-rep of ncu, a run's folder, "
             f"or its {RECORD}."
         )
-    if place.is_dir() or place.suffix == ".json":
-        yield from _of_run(place, peaks, sheets, label)
+    if path.is_dir() or path.suffix == ".json":
+        yield from _of_run(path, peaks, sheets, label)
         return
-    text = _exported(place) if place.suffix == ".ncu-rep" else None
+    text = _exported(path) if path.suffix == ".ncu-rep" else None
     result = of_csv(
-        place.resolve(), peaks, text=text, sheets=sheets, title=label or place.stem
+        path.resolve(), peaks, text=text, sheets=sheets, title=label or path.stem
     )  # the user may name a link
-    yield place.with_name(f"{place.stem}_roofline"), result
+    yield path.with_name(f"{path.stem}_roofline"), result
 
 
 def _exported(report: Path) -> str:
@@ -143,11 +143,11 @@ def _exported(report: Path) -> str:
 
 
 def _of_run(
-    place: Path, peaks: Peaks, sheets: Mapping[str, GpuFile], label: str | None
+    source: Path, peaks: Peaks, sheets: Mapping[str, GpuFile], label: str | None
 ) -> Iterator[tuple[Path, Roofline]]:
     """Yield the rooflines of a run: from ncu files in its manifest, and from its layers."""
-    record = Record.load(place)
-    folder = folder_of(place)
+    record = Record.load(source)
+    folder = folder_of(source)
     tables = []
     for name in RunPaths(folder).claimed():
         path = folder / name
@@ -186,12 +186,12 @@ def _refuse_targets(files: Sequence[Path], inputs: Sequence[Path], *, force: boo
             "Choose another file with --out PNG or --summary CSV."
         )
     # rooflines in a manifest: the run drew them after its profiler, or this command did
-    drawn: set[Path] = set()
-    for place in inputs:
-        folder = folder_of(place)
+    own_files: set[Path] = set()
+    for path in inputs:
+        folder = folder_of(path)
         names = RunPaths(folder).claimed()
-        drawn |= {(folder / name).resolve() for name in names if "roofline" in name}
-    others = [file for file in files if file.resolve() not in drawn]
+        own_files |= {(folder / name).resolve() for name in names if "roofline" in name}
+    others = [file for file in files if file.resolve() not in own_files]
     refuse_to_overwrite(others, "Choose others with --out and --summary", force=force)
     for file in files:
         if not file.parent.is_dir():

@@ -76,17 +76,21 @@ def selfcheck(
     if code > 1:  # usage errors and interrupts
         raise typer.Exit(code)
     record = Record.load(folder)
-    known = selfcheck_summary.spreads(rows(record))
-    if not known:
+    spreads = selfcheck_summary.spreads(rows(record))
+    if not spreads:
         raise UserError(
             f"No two processes in {folder} have the same point; its report shows why (perfexp "
             "show)."
         )
-    sentence = selfcheck_summary.sentence(known)
+    sentence = selfcheck_summary.sentence(spreads)
     title = f"selfcheck: {processes} processes of {record.name}"
     emit(
-        {"folder": folder, "sentence": sentence, "spreads": [one.to_builtins() for one in known]},
-        [Section(title, selfcheck_summary.grid(known)), sentence],
+        {
+            "folder": folder,
+            "sentence": sentence,
+            "spreads": [spread.to_builtins() for spread in spreads],
+        },
+        [Section(title, selfcheck_summary.grid(spreads)), sentence],
         as_json=as_json,
     )
     raise typer.Exit(code)
@@ -102,11 +106,11 @@ def settle(
     Raises:
         UserError: the command itself sets a key among the overrides, or the run would refuse them.
     """
-    given = given_keys(overrides, _SET_BY)
+    typed = given_keys(overrides, _SET_BY)
     arguments = command_line((), config_dir)
-    if not given.keys() & {"model", "experiment"}:
-        defaults = {"model": _default_model(given.get("gpu")), **_DEFAULTS}
-        arguments += [f"{key}={value}" for key, value in defaults.items() if key not in given]
+    if not typed.keys() & {"model", "experiment"}:
+        defaults = {"model": _default_model(typed.get("gpu")), **_DEFAULTS}
+        arguments += [f"{key}={value}" for key, value in defaults.items() if key not in typed]
     arguments += [*overrides, f"processes={processes}", *map("=".join, _SETTINGS.items())]
     return arguments, config.typed(compose(arguments))
 

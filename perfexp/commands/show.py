@@ -68,19 +68,19 @@ def show(
     if html is not None:
         refuse_to_overwrite([html], _REMEDY, force=force)
     folder = list_runs.last() if folder is None else folder
-    place = folder_of(folder).absolute()
+    absolute = folder_of(folder).absolute()
     console = Console(quiet=quiet, verbose=verbose)
     if (folder / SWEEP).is_file() and not (folder / RECORD).is_file():
         sweep = Sweep.load(folder)
-        whole = SweepAnalysis.of(sweep, sweep.records(folder))
+        sweep_analysis = SweepAnalysis.of(sweep, sweep.records(folder))
         if html is not None:
             from perfexp.report.plots import pages  # matplotlib takes half a second
 
-            write_files({html: pages.of_sweep(whole, of_sweep(whole))}, _REMEDY)
+            write_files({html: pages.of_sweep(sweep_analysis, of_sweep(sweep_analysis))}, _REMEDY)
         if as_json:
-            echo(json_results.text(json_results.of_sweep(whole, place)))
+            echo(json_results.text(json_results.of_sweep(sweep_analysis, absolute)))
         else:
-            console.show_sweep(whole, place)
+            console.show_sweep(sweep_analysis, absolute)
     else:
         if folder.is_dir() and not (folder / RECORD).exists():
             refuse_unfinished(folder)
@@ -90,9 +90,11 @@ def show(
 
             write_files({html: pages.of_run(analysis, sections(analysis))}, _REMEDY)
         if as_json:
-            echo(json_results.text(json_results.document([json_results.of_run(analysis, place)])))
+            echo(
+                json_results.text(json_results.document([json_results.of_run(analysis, absolute)]))
+            )
         else:
-            console.show(analysis, place)
+            console.show(analysis, absolute)
     if html is not None:
         echo(f"wrote {html.absolute()}", err=as_json)
 
@@ -106,7 +108,7 @@ def refuse_unfinished(folder: Path) -> None:
     if paths.plan.is_file():
         measured = sum(not is_trial(point.key) for point in read_points(paths.points))
         finished = units.counted(measured, "point")
-        again = _continuation(paths)
+        continuation = _continuation(paths)
         if paths.in_use():
             raise UserError(
                 f"{folder} is being measured into, {finished} so far: perfexp status {folder}."
@@ -114,12 +116,12 @@ def refuse_unfinished(folder: Path) -> None:
         if why := run_status.refusal(paths.refusal):
             raise UserError(
                 f"The run in {folder} was refused and has no record: {why}\n"
-                f"If the command is right, resume it: {again}. Otherwise correct it and repeat it "
-                "with another output_dir."
+                f"If the command is right, resume it: {continuation}. Otherwise "
+                "correct it and repeat it with another output_dir."
             )
         raise UserError(
             f"The run in {folder} was interrupted and has no record yet, {finished} finished: "
-            f"{again} measures the rest and makes it."
+            f"{continuation} measures the rest and makes it."
         )
     files = folders.below(folder, RECORD, PLAN, SWEEP, refused=lambda _: None)
     below = list(dict.fromkeys(map(home_of, files)))
@@ -149,14 +151,14 @@ def _sweep_of(places: list[Path]) -> str:
 
     The sentence is empty if the sweep folder is among the places or unknown.
     """
-    for place in places:
+    for path in places:
         try:
-            sweep = Record.load(place).sweep
+            sweep = Record.load(path).sweep
         except PerfexpError:
             continue
         if not (sweep and sweep.directory):
             continue
-        home = Path(os.path.normpath(place / sweep.directory))
+        home = Path(os.path.normpath(path / sweep.directory))
         if home not in places and (home / SWEEP).is_file():
-            return f" The sweep that measured {place.name} lies in {home}."
+            return f" The sweep that measured {path.name} lies in {home}."
     return ""

@@ -130,15 +130,15 @@ def load(places: Sequence[str], uri: str | None) -> list[Side]:
     if len(places) < 2:
         raise UserError(f"{places[0]} is one side only; name two or more: perfexp compare A B.")
     seen = set()
-    for place in places:
-        resolved = place if place.startswith(MLFLOW) else str(Path(place).resolve())
+    for source in places:
+        resolved = source if source.startswith(MLFLOW) else str(Path(source).resolve())
         if resolved in seen:
-            raise UserError(f"{place} was given twice; name two different runs.")
+            raise UserError(f"{source} was given twice; name two different runs.")
         seen.add(resolved)
     sides = []
-    for name, place in zip(_names(len(places)), places, strict=True):
-        found, missing = records(place, uri)
-        sides.append(_side(name, place, list(map(Analysis.of, found)), missing))
+    for name, source in zip(_names(len(places)), places, strict=True):
+        records_here, missing = records(source, uri)
+        sides.append(_side(name, source, list(map(Analysis.of, records_here)), missing))
     return sides
 
 
@@ -172,7 +172,7 @@ def _within(folder: Path) -> list[Side]:
                 "such as model=A,B, or name two sides: perfexp compare A B."
             )
         raise UserError(f"{folder} is one side only; name two or more: perfexp compare A B.")
-    places = {child.job: str(place) for child, place, _ in runs}
+    places = {child.job: str(run_folder) for child, run_folder, _ in runs}
     decided_by = _decided_by(folder)
     sides = []
     for name, group in zip(_names(len(groups)), groups, strict=True):
@@ -211,14 +211,14 @@ def _side(
         missing: lines about runs without a record.
         decided_by: measures that decided `perfexp ab`; None for another kind of side.
     """
-    coverage = sweep_summary.coverage(chain.from_iterable(one.rows for one in runs))
+    coverage = sweep_summary.coverage(chain.from_iterable(analysis.rows for analysis in runs))
     raised = chain.from_iterable(map(raised_diagnostics, runs))
     side = Side.of(name, source, runs, missing)
     facts = msgspec.structs.replace(
         side.facts,
         decided_by=decided_by,
         coverage="" if coverage == _PROVEN else coverage,
-        warnings=tuple(codes(one.worst for one in raised)),
+        warnings=tuple(codes(analysis.worst for analysis in raised)),
     )
     return replace(side, facts=facts)
 
@@ -235,7 +235,7 @@ def _decided_by(folder: Path) -> tuple[str, ...] | None:
     return tuple(words(metrics))
 
 
-def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
+def records(source: str, uri: str | None) -> tuple[list[Record], list[str]]:
     """Return the records of a run or a sweep, and a line for each run without a record.
 
     `compare`, `check` and `baseline` read their folders with it.
@@ -243,17 +243,17 @@ def records(place: str, uri: str | None) -> tuple[list[Record], list[str]]:
     Raises:
         UserError: there is no record, or a record is unreadable.
     """
-    if place.startswith(MLFLOW):
-        return _stored(place.removeprefix(MLFLOW), uri), []
-    folder = Path(place)
+    if source.startswith(MLFLOW):
+        return _stored(source.removeprefix(MLFLOW), uri), []
+    folder = Path(source)
     if is_sweep(folder):
         runs = _of_sweep(folder)
-        found = [record for _, _, record in runs if record]
-        return found, _missing((child, record) for child, _, record in runs)
+        measured = [record for _, _, record in runs if record]
+        return measured, _missing((child, record) for child, _, record in runs)
     if folder.is_dir() and not (folder / RECORD).exists():
         refuse_unfinished(folder)
         raise UserError(
-            f"There is no {RECORD} and no {SWEEP} in {place}. Name a run's folder or a sweep's."
+            f"There is no {RECORD} and no {SWEEP} in {source}. Name a run's folder or a sweep's."
         )
     load_one = vendor_file.load if vendor_file.is_one(folder) else Record.load
     return [load_one(folder)], []
@@ -271,18 +271,18 @@ def baseline(root: Path, name: str, machine: str | None = None) -> Path:
         UserError: no machine has the baseline, or several do.
     """
     places = named_baselines.find(root, name)
-    matching = [place for place in places if machine in (None, place.parent.name)]
+    matching = [candidate for candidate in places if machine in (None, candidate.parent.name)]
     if len(matching) == 1:
         return matching[0]
-    machines = ", ".join(place.parent.name for place in places)
+    machines = ", ".join(candidate.parent.name for candidate in places)
     if matching:
         raise UserError(
             f"Several machines have a baseline {name}: {machines}. Name one with --machine."
         )
-    of = f" of {machine}" if machine else ""
+    of_machine = f" of {machine}" if machine else ""
     others = f", only of {machines}: name one with --machine, or add" if places else ". Add"
     raise UserError(
-        f"There is no baseline {name}{of} in {root}{others} it with: "
+        f"There is no baseline {name}{of_machine} in {root}{others} it with: "
         f"perfexp baseline add {name} DIR."
     )
 
@@ -302,8 +302,8 @@ def _of_sweep(folder: Path) -> list[tuple[SweepChild, Path, Record | None]]:
         UserError: no run has a record.
     """
     sweep = Sweep.load(folder)
-    children = sorted(folders.run_folders(sweep, folder), key=lambda one: one[0].job)
-    runs = [(child, place, sweep.record_of(child, folder)) for child, place in children]
+    children = sorted(folders.run_folders(sweep, folder), key=lambda pair: pair[0].job)
+    runs = [(child, run_folder, sweep.record_of(child, folder)) for child, run_folder in children]
     if not any(record for _, _, record in runs):
         raise UserError(
             f"None of the runs of the sweep in {folder} has a {RECORD}: perfexp status {folder}."

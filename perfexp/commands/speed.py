@@ -79,9 +79,9 @@ def speed(
     facts = Facts(model=model, batch_size=batch_size, num_gpus=gpus, precision=precision)
     written: dict[Path, Speed] = {}
     exit_code = 0
-    for place in places:
+    for source in places:
         try:
-            for training in _found(place, facts, run_mode, skip):
+            for training in _found(source, facts, run_mode, skip):
                 written[_write(training, out, written, places)] = training
         except UserError as error:
             echo(f"error: {error}", err=True)
@@ -96,35 +96,35 @@ def speed(
     raise typer.Exit(exit_code)
 
 
-def _found(place: Path, given: Facts, mode: Mode | None, skip: int | None) -> Iterator[Speed]:
+def _found(path: Path, facts: Facts, mode: Mode | None, skip: int | None) -> Iterator[Speed]:
     """Yield the trainings in one place.
 
     Raises:
         UserError: there is no training, or it is unreadable.
     """
-    if place.is_dir() or place.name == RECORD:
-        if given != Facts() or mode or skip is not None:
-            raise UserError(f"{place}: options are for logs; a record has all values itself.")
-        yield from _of_runs(place)
+    if path.is_dir() or path.name == RECORD:
+        if facts != Facts() or mode or skip is not None:
+            raise UserError(f"{path}: options are for logs; a record has all values itself.")
+        yield from _of_runs(path)
     else:
-        yield of_log(place, given, mode=mode, skip=skip)
+        yield of_log(path, facts, mode=mode, skip=skip)
 
 
-def _of_runs(place: Path) -> Iterator[Speed]:
+def _of_runs(path: Path) -> Iterator[Speed]:
     """Yield the trainings in the records in and below a folder.
 
     Raises:
         UserError: there is no record, or no training.
     """
     refused: list[OSError] = []
-    files = [place]
-    if place.is_dir():
-        files = list(folders.below(place, RECORD, refused=refused.append))
+    files = [path]
+    if path.is_dir():
+        files = list(folders.below(path, RECORD, refused=refused.append))
     if refused:
         raise UserError(f"{refused[0].filename} can't be read: {refused[0].strerror}.")
     if not files:
         raise UserError(
-            f"There is no {RECORD} in or below {place}. Of mmengine and mmcv, name the log itself: "
+            f"There is no {RECORD} in or below {path}. Of mmengine and mmcv, name the log itself: "
             "TIMESTAMP.log, vis_data/scalars.json or TIMESTAMP.log.json."
         )
     trainings: list[Speed] = []
@@ -132,25 +132,25 @@ def _of_runs(place: Path) -> Iterator[Speed]:
         trainings += of_record(Record.load(file), file.parent)
     if not trainings:
         raise UserError(
-            f"{place} holds no training: only mode=train and mode=train_inference have one."
+            f"{path} holds no training: only mode=train and mode=train_inference have one."
         )
     yield from trainings
 
 
-def line_of(found: Speed, path: Path | None) -> str:
-    """Return a training as a line: file path if it has one, figure, and origin.
+def line_of(training: Speed, path: Path | None) -> str:
+    """Return a training's speed as a line: file path if it has one, figure, and origin.
 
     `train-speed` prints it, too.
     """
-    figure = "failed" if found.failed else f"{found.images_per_second:.6g} images/s"
-    return one_line(f"{path or 'no file'}: {figure} ({found.remark})")
+    figure = "failed" if training.failed else f"{training.images_per_second:.6g} images/s"
+    return one_line(f"{path or 'no file'}: {figure} ({training.remark})")
 
 
-def _write(found: Speed, out: Path, written: Collection[Path], places: Sequence[Path]) -> Path:
+def _write(training: Speed, out: Path, written: Collection[Path], places: Sequence[Path]) -> Path:
     """Write a training's speed file and return its path.
 
     Args:
-        found: training.
+        training: training.
         out: output folder, created if missing.
         written: files of this command so far.
         places: input files, which are not overwritten.
@@ -159,12 +159,14 @@ def _write(found: Speed, out: Path, written: Collection[Path], places: Sequence[
         UserError: the file cannot be written.
     """
     # several trainings may have the same name
-    own = next(named for named in placing.numbered(found) if out / named.file_name not in written)
-    path = out / own.file_name
-    if path.resolve() in {place.resolve() for place in places}:
+    numbered = next(
+        named for named in placing.numbered(training) if out / named.file_name not in written
+    )
+    path = out / numbered.file_name
+    if path.resolve() in {source.resolve() for source in places}:
         raise UserError(f"{path} is an input file. {_REMEDY}")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out} can't be created: {error.strerror}. {_REMEDY}") from error
-    return placing.put(own, out, remedy=_REMEDY)
+    return placing.put(numbered, out, remedy=_REMEDY)

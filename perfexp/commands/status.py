@@ -65,8 +65,8 @@ def status(
     is_complete = total.complete and not refused and not not_begun
     facts = [_facts(run, run_status.tally([run], pace)) for run in runs]
     parts: list[Section | str] = []
-    for place, group in groups.items():
-        parts += _sections(place, group, pace, folder)
+    for home, group in groups.items():
+        parts += _sections(home, group, pace, folder)
     if len(groups) > 1 and runs:
         parts.append(f"in all: {total}")
     emit(
@@ -106,8 +106,8 @@ class _Below:
                 self.sweeps.append((Sweep.load(path.parent), path.parent))
             except PerfexpError as error:
                 self._failed(error, path.parent)
-        for sweep, place in self.sweeps:
-            for _, child in run_folders(sweep, place):
+        for sweep, sweep_folder in self.sweeps:
+            for _, child in run_folders(sweep, sweep_folder):
                 if RunPaths(child).plan.is_file() and not child.is_symlink():
                     runs.append(child)
         for run in runs:
@@ -119,8 +119,8 @@ class _Below:
 
     def _failed(self, error: Exception, folder: Path | None = None) -> None:
         """Report a run or sweep that cannot be read."""
-        where = f"{folder}: " if folder else ""
-        echo(f"unreadable  {where}{error}", err=True)
+        prefix = f"{folder}: " if folder else ""
+        echo(f"unreadable  {prefix}{error}", err=True)
         self.unreadable += 1
 
     @property
@@ -206,11 +206,11 @@ def _repeats(later: tuple[Sweep, Path], earlier: tuple[Sweep, Path]) -> bool:
     return not before or not before.isdisjoint(path for _, path in run_folders(*later))
 
 
-def _sections(place: Path, group: _Group, pace: run_status.Pace, folder: Path) -> Iterator[Section]:
+def _sections(home: Path, group: _Group, pace: run_status.Pace, folder: Path) -> Iterator[Section]:
     """Yield the table for a folder with runs, its refusals, and its job states."""
     if [run.folder for run in group.runs] == [folder]:  # the user named a run
-        place = folder
-    names = [str(place if place.name else place.absolute())]
+        home = folder
+    names = [str(home if home.name else home.absolute())]
     if group.sweeps:
         names.append("; ".join(group.sweeps))
     matrix = run_status.matrix(group.runs, pace) if group.runs else ()
@@ -243,39 +243,43 @@ def _groups(below: _Below) -> dict[Path, _Group]:
         groups.setdefault(run.folder.parent, _Group()).runs.append(run)
     reported: set[Path] = set()
     queued = None
-    for sweep, place in below.current_sweeps:
-        home = place
-        for child, path in reversed(list(run_folders(sweep, place))):
+    for sweep, sweep_folder in below.current_sweeps:
+        home = sweep_folder
+        for child, path in reversed(list(run_folders(sweep, sweep_folder))):
             if path.absolute() in below.runs:
                 home = path.parent
             if child.error:
                 reported.add(path.absolute())
         group = groups.setdefault(home, _Group())
-        group.runs += not_begun(sweep, place, below.runs)
+        group.runs += not_begun(sweep, sweep_folder, below.runs)
         ended = sum(child.status is not Status.INTERRUPTED for child in sweep.children)
-        if SweepPaths(place).jobs.exists():
+        if SweepPaths(sweep_folder).jobs.exists():
             queued = queued or job_states.listed()  # once: an absent controller takes minutes
-            states = job_states.states(sweep, place, queued)
-            submitted = (one for one in states if one.state is not job_states.JobState.unsubmitted)
-            ended = sum(one.has_ended for one in submitted)
+            states = job_states.states(sweep, sweep_folder, queued)
+            submitted = (
+                run_state
+                for run_state in states
+                if run_state.state is not job_states.JobState.unsubmitted
+            )
+            ended = sum(run_state.has_ended for run_state in submitted)
             group.jobs += [job_states.counted(states), *job_states.lines(states)]
         left = max((sweep.jobs or 0) - len(sweep.children), 0)
-        of = f" of {sweep.jobs}" if sweep.jobs else ""
-        line = f"sweep over {sweep.name}, {ended}{of} runs have ended"
+        of_total = f" of {sweep.jobs}" if sweep.jobs else ""
+        line = f"sweep over {sweep.name}, {ended}{of_total} runs have ended"
         if left and not sweep.planned:
             line += "; those that have not begun are not counted"
         group.sweeps.append(line)
         group.not_begun += left
-        group.refused += _refused(sweep, place, below)
+        group.refused += _refused(sweep, sweep_folder, below)
     for path, run in below.runs.items():
         if run.refusal is not None and path not in reported:
             groups[run.folder.parent].refused.append(f"{run.folder.name}: refused: {run.refusal}")
     return dict(sorted(groups.items()))
 
 
-def _refused(sweep: Sweep, place: Path, below: _Below) -> Iterator[str]:
+def _refused(sweep: Sweep, sweep_folder: Path, below: _Below) -> Iterator[str]:
     """Yield a line with the reason for each sweep run that failed and has no record."""
-    for child, folder in run_folders(sweep, place):
+    for child, folder in run_folders(sweep, sweep_folder):
         run = below.runs.get(folder.absolute())
         if child.error and not (folder / RECORD).is_file() and not (run and run.running):
             yield f"run {child.job} {child.name}: {child.status.value}: {child.error}"
@@ -293,22 +297,22 @@ def not_begun(
     """
     children = {child.job: child for child in sweep.children}
     for planned in sweep.planned:
-        place, child = run_folder(planned, folder), children.get(planned.job)
+        path, child = run_folder(planned, folder), children.get(planned.job)
         is_left = child is None or child.error or child.status is Status.INTERRUPTED
-        if is_left and place.absolute() not in begun:
-            yield _waiting(place, planned.options, child.error if child else None, planned)
+        if is_left and path.absolute() not in begun:
+            yield _waiting(path, planned.options, child.error if child else None, planned)
     if not sweep.planned:
         return
     numbers = {planned.job for planned in sweep.planned}
-    for child, place in run_folders(sweep, folder):
+    for child, path in run_folders(sweep, folder):
         # an error without a planned run: the configuration is wrong
-        if child.error and child.job not in numbers and place.absolute() not in begun:
+        if child.error and child.job not in numbers and path.absolute() not in begun:
             options = dict(sweep.planned[0].options)
             for axis, value in child.axes.items():
                 group = axis.removesuffix(".name")
                 if group in options:
                     options[group] = value
-            yield _waiting(place, options, child.error)
+            yield _waiting(path, options, child.error)
 
 
 def _waiting(

@@ -43,10 +43,10 @@ def sync(
         # runs first: a sweep needs their experiment
         ordered = sorted(files, key=lambda file: (file.name == SWEEP, file))
         if not any(file.name == RECORD for file in ordered):
-            lacking = "there is no such folder"
+            reason = "there is no such folder"
             if folder.exists():
-                lacking = f"no {RECORD} in it or below it"
-            echo(f"failed  {folder}: {lacking}; set the store with --uri", err=True)
+                reason = f"no {RECORD} in it or below it"
+            echo(f"failed  {folder}: {reason}; set the store with --uri", err=True)
             exit_code = max(exit_code, UserError.exit_code)
         for file in ordered:
             try:
@@ -91,8 +91,8 @@ def _send(
     else:
         sweep = Sweep.load(file)
         sink = MlflowSink(uri=uri, experiment=experiment or experiments.get(sweep.uid))
-        whole = SweepAnalysis.of(sweep, sweep.records(file.parent))
+        sweep_analysis = SweepAnalysis.of(sweep, sweep.records(file.parent))
         name = sweep.name
-        link = sink.publish_sweep(whole, file.parent)
+        link = sink.publish_sweep(sweep_analysis, file.parent)
     links[sink.uri] = link
     return {"name": name, "folder": str(file.parent), "link": link}

@@ -159,19 +159,19 @@ def settle(
     Raises:
         UserError: the run or its run mode is impossible.
     """
-    given = given_keys(overrides, _SET_BY)
+    typed = given_keys(overrides, _SET_BY)
     wanted = {"model": model, "mode": "train", "precision": precision, "batch_size": batch_size}
     wanted |= {"stopping": "fixed", "stopping.measure": iterations, "input_size": _INPUT_SIZE}
     wanted["speed_dir"] = default_folder()
-    usual = [f"{key}={value}" for key, value in wanted.items() if key not in given]
+    usual = [f"{key}={value}" for key, value in wanted.items() if key not in typed]
     # an experiment file may request a sweep
     arguments = command_line([*usual, *overrides, "hydra.mode=RUN"], config_dir)
     # the data and the device decide which further keys exist
     plain = compose(arguments)
     if "workers" in plain["data"]:
         arguments.append(f"data.workers={workers}")
-    count = _num_gpus(run_mode, plain["gpu"], said="gpu.count" in given)
-    if count is not None and "gpu.count" not in given:
+    count = _num_gpus(run_mode, plain["gpu"], said="gpu.count" in typed)
+    if count is not None and "gpu.count" not in typed:
         arguments.append(f"gpu.count={count}")
     return arguments, config.typed(compose(arguments))
 
@@ -253,8 +253,8 @@ def _print_speed(folder: Path) -> int:
     The code is 1 if a training failed or its file is not in the requested folder.
     """
     record = Record.load(folder)
-    asked = record.plan.get("speed_dir")
-    wanted, went_wrong = Path(str(asked)).expanduser().resolve() if asked else None, False
+    speed_dir = record.plan.get("speed_dir")
+    wanted, went_wrong = Path(str(speed_dir)).expanduser().resolve() if speed_dir else None, False
     for speed, path in speed_files.where(record, folder):
         echo(line_of(speed, path))
         echo(f"FINAL_RESULT: {speed.images_per_second:.6g} images/s")

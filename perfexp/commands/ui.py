@@ -221,13 +221,16 @@ def _links(base: str) -> list[tuple[str, str]]:
     Experiments are sorted by last use.
     """
     experiments = _experiments(base)
-    found = []
+    links = []
     for last in experiments[:1]:
         tags = {tag["key"] for tag in last.get("tags", [])}
         for view in VIEWS:
             if view.tag in tags:
-                found.append((view.name, store.view_page(base, last["experiment_id"], view.key)))
-    return found + [(one["name"], store.page(base, one["experiment_id"])) for one in experiments]
+                links.append((view.name, store.view_page(base, last["experiment_id"], view.key)))
+    return links + [
+        (experiment["name"], store.page(base, experiment["experiment_id"]))
+        for experiment in experiments
+    ]
 
 
 def _experiments(base: str) -> list[dict[str, Any]]:

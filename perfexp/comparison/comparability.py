@@ -265,8 +265,8 @@ def differences(baseline: Record, other: Record, allowed: Collection[str] = ()) 
         fact, role = FACTS[key], roles[key]
         # without another subject, a setting that the plans differ in is what the user varied
         if fact.may_be_subject and subjects <= _INCIDENTAL:
-            for place in fact.plan:
-                if fact_at(baseline.plan, place) != fact_at(other.plan, place):
+            for plan_path in fact.plan:
+                if fact_at(baseline.plan, plan_path) != fact_at(other.plan, plan_path):
                     role = Role.SUBJECT
         if subjects & set(fact.follows):
             role = Role.SUBJECT
@@ -438,32 +438,37 @@ def _difference(fact: _Fact, baseline: Record, other: Record) -> tuple[str, str]
     facts: list[dict[str, Any]] = []
     settings: list[dict[str, Any]] = []
     for record in (baseline, other):
-        facts.append({place: fact_at(record.environment, place) for place in fact.environment})
+        facts.append(
+            {fact_path: fact_at(record.environment, fact_path) for fact_path in fact.environment}
+        )
         settings.append({})
-        for place in fact.plan:
-            settings[-1] |= _leaves(fact_at(record.plan, place), place)
+        for fact_path in fact.plan:
+            settings[-1] |= _leaves(fact_at(record.plan, fact_path), fact_path)
     places = []
-    for place in fact.environment:
-        if None not in (facts[0][place], facts[1][place]) and facts[0][place] != facts[1][place]:
-            places.append(place)
-    for place in settings[0] | settings[1]:
-        if settings[0].get(place) != settings[1].get(place):
-            places.append(place)
+    for fact_path in fact.environment:
+        if (
+            None not in (facts[0][fact_path], facts[1][fact_path])
+            and facts[0][fact_path] != facts[1][fact_path]
+        ):
+            places.append(fact_path)
+    for fact_path in settings[0] | settings[1]:
+        if settings[0].get(fact_path) != settings[1].get(fact_path):
+            places.append(fact_path)
     if not places:
         return None
     # a name, such as `model.name`, stands for the settings behind it
-    named = [place for place in places if place.endswith(".name")]
-    shown = (named or places)[:_SHOWN]
-    leaves_shown = {place.rpartition(".")[2] for place in shown}
+    named = [fact_path for fact_path in places if fact_path.endswith(".name")]
+    shown_paths = (named or places)[:_SHOWN]
+    leaves_shown = {fact_path.rpartition(".")[2] for fact_path in shown_paths}
     every = (*fact.environment, *fact.plan)
     before, after = facts[0] | settings[0], facts[1] | settings[1]
     is_named = (
         len(leaves_shown) > 1
-        or not (named or shown[0] in every)  # not `model 0.1`
+        or not (named or shown_paths[0] in every)  # not `model 0.1`
         or (len(every) > 1 and not leaves_shown & _PLAIN)  # not `libraries 12.8`
-        or any(isinstance(before.get(place), bool) for place in shown)  # a switch
+        or any(isinstance(before.get(fact_path), bool) for fact_path in shown_paths)  # a switch
     )
-    return _text(before, shown, is_named), _text(after, shown, is_named)
+    return _text(before, shown_paths, is_named), _text(after, shown_paths, is_named)
 
 
 def _tf32_of_vendors(*sides: Record) -> tuple[str, str] | None:
@@ -473,7 +478,7 @@ def _tf32_of_vendors(*sides: Record) -> tuple[str, str] | None:
     """
     vendors = []
     for side in sides:
-        if not any(fact_at(side.environment, place) for place in FACTS["tf32"].environment):
+        if not any(fact_at(side.environment, fact_path) for fact_path in FACTS["tf32"].environment):
             return None
         vendors.append(vendor(side.environment))
     if vendors[0] == vendors[1]:
@@ -481,14 +486,14 @@ def _tf32_of_vendors(*sides: Record) -> tuple[str, str] | None:
     return f"TF32 of {vendors[0]}", f"TF32 of {vendors[1]}"
 
 
-def _leaves(value: Any, place: str) -> dict[str, Any]:
+def _leaves(value: Any, fact_path: str) -> dict[str, Any]:
     """Return the values below a place in a plan, by place, without implementing classes."""
     if not isinstance(value, Mapping):
-        return {place: value}
+        return {fact_path: value}
     leaves: dict[str, Any] = {}
     for name, inner in value.items():
         if not str(name).startswith("_"):
-            leaves |= _leaves(inner, f"{place}.{name}")
+            leaves |= _leaves(inner, f"{fact_path}.{name}")
     return leaves
 
 
@@ -499,12 +504,12 @@ def _text(values: Mapping[str, Any], places: list[str], is_named: bool) -> str:
         is_named: whether each value follows the last part of its place, as in `count 2`.
     """
     words = []
-    for place in places:
-        value = values.get(place)
+    for fact_path in places:
+        value = values.get(fact_path)
         text = str(value)
         if isinstance(value, float):
             text = f"{value:g}"
         elif isinstance(value, bool):
             text = text.lower()  # as users write it
-        words.append(f"{place.rpartition('.')[2]} {text}" if is_named else text)
+        words.append(f"{fact_path.rpartition('.')[2]} {text}" if is_named else text)
     return one_line(", ".join(dict.fromkeys(words)))

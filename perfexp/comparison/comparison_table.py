@@ -114,10 +114,12 @@ def _unexplained(comparison: Comparison, side: SideFacts) -> list[str]:
     count = list(points.values()).count(False)
     if not count:
         return []
-    where = f" at {units.counted(count, 'point')} of {len(points)}" if len(points) > 1 else ""
+    share_of_points = (
+        f" at {units.counted(count, 'point')} of {len(points)}" if len(points) > 1 else ""
+    )
     return [
-        f"layers are not compared{where}: they are shares only, of a profiled call unlike the "
-        "timed one"
+        f"layers are not compared{share_of_points}: they are shares only, of a profiled call "
+        "unlike the timed one"
     ]
 
 
@@ -289,8 +291,8 @@ def _means(comparison: Comparison, side: SideFacts) -> list[str]:
             texts.append(f"{mean.phase} {text}" if len(phases) > 1 else text)
     if not texts:
         return []
-    where = f"{units.counted(points, 'point')} of {units.counted(models, 'model')}"
-    line = f"geometric mean over {where}: {', '.join(texts)}"
+    scope = f"{units.counted(points, 'point')} of {units.counted(models, 'model')}"
+    line = f"geometric mean over {scope}: {', '.join(texts)}"
     if models < LEAST_CLUSTERS:
         line += f"; no intervals below {LEAST_CLUSTERS} models"
     return [line]
@@ -435,13 +437,13 @@ def alone(comparison: Comparison, side: SideFacts) -> list[str]:
     return lines
 
 
-def alone_of(one: Alone) -> str:
+def alone_of(alone: Alone) -> str:
     """Describe a point, or a measure at a point, that only one side has."""
-    text = one.point
-    if one.measure:
-        text += f", {one.measure}"
-    if one.status:
-        text += f" ({one.against}: {one.status.value})"
+    text = alone.point
+    if alone.measure:
+        text += f", {alone.measure}"
+    if alone.status:
+        text += f" ({alone.against}: {alone.status.value})"
     return text
 
 
@@ -483,7 +485,7 @@ def layers(comparison: Comparison, side: SideFacts, *, has_kernels: bool = False
 
 def _kernels(*sides: Sequence[str]) -> tuple[str, str]:
     """Return a layer's kernels on both sides, in separate cells: narrow tables cut long texts."""
-    before, after = (", ".join(own[:_MOST_KERNELS]) or "none" for own in sides)
+    before, after = (", ".join(kernels[:_MOST_KERNELS]) or "none" for kernels in sides)
     return before, "the same" if before == after else after
 
 
@@ -505,9 +507,9 @@ def explained(comparison: Comparison, side: SideFacts) -> list[str]:
                 shares[pair.point] = (sums[pair.point] / (pair.other - pair.baseline), measure)
     lines = [_READ_LAYERS] if sums else []
     for point, (share, measure) in list(shares.items())[:_MOST_LAYERS]:
-        where = f" at {point}" if len(sums) > 1 else ""
+        at_point = f" at {point}" if len(sums) > 1 else ""
         lines.append(
-            f"all layers together explain {percent(share)} of the difference of {measure}{where}"
+            f"all layers together explain {percent(share)} of the difference of {measure}{at_point}"
         )
     return lines
 
@@ -581,24 +583,27 @@ def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str
     Args:
         names: the deciding measure in words.
     """
-    one, two = comparison.sides[0].name, side.name
+    baseline_name, side_name = comparison.sides[0].name, side.name
     if pair.verdict is Verdict.NOT_COMPARABLE:
         why = [line for line in confounders(side) if line.partition(":")[0] in pair.confounders]
-        return f"{two} cannot be compared with {one}: {'; '.join(why)}"
+        return f"{side_name} cannot be compared with {baseline_name}: {'; '.join(why)}"
     is_decided = pair.verdict in _DECIDED
     if is_decided and MEASURES[pair.measure].better != "FASTER":
         before, now = figure(pair.baseline, pair.unit), figure(pair.other, pair.unit)
-        return f"{names} of {two} is {pair.word.lower()}: {now} against {before}"
+        return f"{names} of {side_name} is {pair.word.lower()}: {now} against {before}"
     ratio = time_ratio(pair) if pair.ratio else None
     if is_decided and ratio:
         if pair.verdict is Verdict.BETTER:
             ratio = _inverse(ratio)
-        answer = f"{two} is {units.digits(ratio.value)}× {pair.word.lower()} than {one}"
+        answer = (
+            f"{side_name} is {units.digits(ratio.value)}× {pair.word.lower()} than {baseline_name}"
+        )
     elif pair.verdict is Verdict.SAME:
-        answer = f"{two} and {one} are the same within ±{bare(comparison.margin)}"
+        answer = f"{side_name} and {baseline_name} are the same within ±{bare(comparison.margin)}"
     else:
         answer = (
-            f"undecided whether {two} is better or worse than {one}: {_would_decide(side, pair)}"
+            f"undecided whether {side_name} is better or worse than {baseline_name}: "
+            f"{_would_decide(side, pair)}"
         )
     if ratio and ratio.low is not None:
         width = ratio_text(ratio).partition(" ")[2].strip("()")

@@ -48,8 +48,8 @@ class Change(NamedTuple):
     @property
     def text(self) -> str:
         """Return the change as a line."""
-        place = f"{self.measure} of {self.point} between {self.before} and {self.after}"
-        text = f"CHANGED {place}: {_PERCENT.format(*self.percent)}"
+        subject = f"{self.measure} of {self.point} between {self.before} and {self.after}"
+        text = f"CHANGED {subject}: {_PERCENT.format(*self.percent)}"
         if self.total:
             word = MEASURES[self.measure].worse
             text += f"; {word} since the baseline: {_PERCENT.format(*self.total)}"
@@ -96,15 +96,18 @@ def history(
             subjects = {one.key for one in pair.differences if one.role is Role.SUBJECT}
             if not subjects <= _EVOLVING:
                 continue
-            own, other = pair.points
+            earlier_point, other = pair.points
             record = other.record
             commit = str(fact_at(record.environment, "git.commit") or record.started)[:19]
             for measure, draft in pair.drafts.items():
                 if draft.is_comparable and draft.ratio:
-                    runs = series[pairing.label(own, names), measure]
+                    runs = series[pairing.label(earlier_point, names), measure]
                     run = _Run(record.started, number, commit, draft.ratio.value)
+                    # the same record may be found in several folders
                     runs.setdefault(record.uid, run)
-                confounders |= {one.key for one in draft.confounders if not one.allowed}
+                confounders |= {
+                    difference.key for difference in draft.confounders if not difference.allowed
+                }
     changes = list[Change]()
     for (point, measure), runs in series.items():
         if len(runs) >= LEAST_RUNS:
@@ -132,15 +135,18 @@ def _changes(point: str, measure: str, runs: Collection[_Run], margin: float) ->
     if not has_baseline or total.p_beyond(margin) > ALPHA or not is_worse:
         checked = accepted
     changes = []
-    for (before, one), (after, two) in pairwise(zip(ordered, part_of, strict=True)):
-        if one != two:
+    for (before, part_before), (after, part_after) in pairwise(zip(ordered, part_of, strict=True)):
+        if part_before != part_after:
             places = point, measure, before.commit, after.commit
-            since = _percent(total) if accepted <= one < checked else None
-            changes.append(Change(*places, _percent(shift(parts[one], parts[two])), since))
+            since = _percent(total) if accepted <= part_before < checked else None
+            changes.append(
+                Change(*places, _percent(shift(parts[part_before], parts[part_after])), since)
+            )
     return changes
 
 
-def _percent(one: LogRatio) -> list[float]:
-    ratio = one.interval()
+def _percent(ratio_of_levels: LogRatio) -> list[float]:
+    """Return the change in percent, with the ends of its interval if they are known."""
+    ratio = ratio_of_levels.interval()
     ends = ratio.value, ratio.low, ratio.high
     return [100 * end - 100 for end in ends if end is not None]

@@ -107,7 +107,7 @@ class _Draft:
     @property
     def is_exact(self) -> bool:
         """Return whether the figures themselves decide, because neither varies with a seed."""
-        is_known = all(one.within is not None for one in self.figures)
+        is_known = all(figure.within is not None for figure in self.figures)
         return MEASURES[self.measure].is_exact and is_known
 
     def relative(self, margin: float) -> float:
@@ -261,17 +261,17 @@ def drafted_pairs(other: Side, matching: Matching, settings: Settings) -> Iterat
 
     The facts of two runs are compared once, not for each of their points.
     """
-    known: dict[tuple[int, int], list[Difference]] = {}
+    run_differences: dict[tuple[int, int], list[Difference]] = {}
     for point, other_point in matching.pairs:
         runs = id(point.record), id(other_point.record)
-        if runs not in known:
-            known[runs] = comparability.differences(
+        if runs not in run_differences:
+            run_differences[runs] = comparability.differences(
                 point.record, other_point.record, settings.allowed
             )
         of_points = comparability.point_differences(
             (point.record, point.points), (other_point.record, other_point.points), settings.allowed
         )
-        differences = (*known[runs], *of_points)
+        differences = (*run_differences[runs], *of_points)
         pair = Pair(
             side=other.name,
             points=(point, other_point),
@@ -300,8 +300,8 @@ def _measures_alone(
         if measure in other_point.figures:
             side, against, lacking = pair.side, baseline, point
         if measure == GRAPH and "device" in pair.drafts:
-            own = (item for item in lacking.points if item.key == lacking.key)
-            if not any(item.metric(f"{GRAPH}_seconds") for item in own):
+            same_key = (item for item in lacking.points if item.key == lacking.key)
+            if not any(item.metric(f"{GRAPH}_seconds") for item in same_key):
                 continue  # a run has graph times at some of its points only, chosen among all
         yield Alone(side=side, point=pairing.label(point, names), against=against, measure=measure)
 
@@ -475,15 +475,15 @@ def _layers(pair: Pair, label: str) -> list[LayerDifference]:
     agree = disagreement(*filter(None, (point.profiled, other_point.profiled))) is None
     total = sum(map(itemgetter(0), after.values())) - sum(map(itemgetter(0), before.values()))
     lines = []
-    for place in dict.fromkeys((*before, *after)):
-        old, old_kernels = before.get(place, (0.0, ()))
-        new, new_kernels = after.get(place, (0.0, ()))
+    for row in dict.fromkeys((*before, *after)):
+        old, old_kernels = before.get(row, (0.0, ()))
+        new, new_kernels = after.get(row, (0.0, ()))
         lines.append(
             LayerDifference(
                 side=pair.side,
                 point=label,
-                layer=place[0],
-                which=place[1],
+                layer=row[0],
+                which=row[1],
                 baseline_seconds=old,
                 other_seconds=new,
                 share=(new - old) / total if total else 0.0,
@@ -504,10 +504,13 @@ def _places(point: Point | None) -> dict[tuple[str, str], tuple[float, Collectio
     if point is None:
         return places
     for line in (point.facts.get("layers") or {}).get("lines", ()):
-        place = name_of(line), pass_of(line)
-        seconds, kernels = places.get(place, (0.0, ()))
-        own = map(short, line.get("kernels") or {})
-        places[place] = seconds + seconds_of(line) + gap_of(line), dict.fromkeys((*kernels, *own))
+        row = name_of(line), pass_of(line)
+        seconds, kernels = places.get(row, (0.0, ()))
+        kernel_names = map(short, line.get("kernels") or {})
+        places[row] = (
+            seconds + seconds_of(line) + gap_of(line),
+            dict.fromkeys((*kernels, *kernel_names)),
+        )
     return places
 
 
@@ -527,9 +530,9 @@ def device_summaries(
             continue
         means, undecided = dict[str, float](), set[str]()
         for name, group in measures.items():
-            known = [pair.ratio for pair in group if pair.ratio]
-            if known:
-                means[name] = statistics.geometric_mean(known)
+            usable = [pair.ratio for pair in group if pair.ratio]
+            if usable:
+                means[name] = statistics.geometric_mean(usable)
             if with_verdict(group, Verdict.UNDECIDED):
                 undecided.add(name)
         time = next(filter(means.__contains__, DECISIVE[:-1]), "")

@@ -57,16 +57,16 @@ def find(folder: Path, name: str | None = None) -> list[Path]:
     """
     pattern = f"*/{_checked(name)}" if name else "*/*"
     places = []
-    for place in sorted(folder.glob(pattern)):
-        is_link = place.is_symlink() or place.parent.is_symlink()
-        if place.name[0] != "." and not is_link and any(place.glob(f"*/{_RECORD}")):
-            places.append(place)
+    for baseline in sorted(folder.glob(pattern)):
+        is_link = baseline.is_symlink() or baseline.parent.is_symlink()
+        if baseline.name[0] != "." and not is_link and any(baseline.glob(f"*/{_RECORD}")):
+            places.append(baseline)
     return places
 
 
-def read(place: Path) -> list[Record]:
+def read(baseline: Path) -> list[Record]:
     """Return a baseline's records, in the order in which they were added."""
-    return list(map(Record.load, _files(place)))
+    return list(map(Record.load, _files(baseline)))
 
 
 def add(
@@ -84,64 +84,64 @@ def add(
     Raises:
         UserError: the baseline exists, or cannot be written.
     """
-    place = folder / (_checked(machine) if machine else machine_of(records)) / _checked(name)
-    if place.exists() and not force:
+    baseline = folder / (_checked(machine) if machine else machine_of(records)) / _checked(name)
+    if baseline.exists() and not force:
         raise UserError(
-            f"The baseline {place} exists. Choose another name, or replace it with --force."
+            f"The baseline {baseline} exists. Choose another name, or replace it with --force."
         )
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=place.parent, prefix=".new-") as made:
+        baseline.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=baseline.parent, prefix=".new-") as scratch:
             for number, record in enumerate(records):
-                (target := Path(made, name, str(number))).mkdir(parents=True)
+                (target := Path(scratch, name, str(number))).mkdir(parents=True)
                 write_atomically(target / _RECORD, record.to_json())
-            _replace(place, Path(made, name))
+            _replace(baseline, Path(scratch, name))
     except OSError as error:
         raise UserError(
-            f"{place} can't be written: {error.strerror}. Choose another --folder."
+            f"{baseline} can't be written: {error.strerror}. Choose another --folder."
         ) from error
-    return place
+    return baseline
 
 
-def _replace(place: Path, new: Path) -> None:
+def _replace(baseline: Path, new: Path) -> None:
     """Move a new baseline into place. The old baseline is kept until the move succeeds."""
-    backup = place.with_name(f".{place.name}.old")
-    if place.exists():
-        _files(place)  # refuses links before anything is moved
+    backup = baseline.with_name(f".{baseline.name}.old")
+    if baseline.exists():
+        _files(baseline)  # refuses links before anything is moved
         remove(backup)
-        place.rename(backup)
+        baseline.rename(backup)
     try:
-        new.rename(place)
+        new.rename(baseline)
     except OSError:
         if backup.exists():
-            backup.rename(place)
+            backup.rename(baseline)
         raise
     remove(backup)
 
 
-def remove(place: Path) -> None:
+def remove(baseline: Path) -> None:
     """Delete a baseline's records and folders; do nothing if there is no such folder.
 
     Raises:
         OSError: the folders contain anything else.
         UserError: a folder is a link.
     """
-    for file in _files(place):
+    for file in _files(baseline):
         file.unlink()
         file.parent.rmdir()
-    if place.exists():
-        place.rmdir()
+    if baseline.exists():
+        baseline.rmdir()
 
 
-def _files(place: Path) -> list[Path]:
+def _files(baseline: Path) -> list[Path]:
     """Return the paths of a baseline's records, by number.
 
     Raises:
         UserError: a folder is a link.
     """
-    files = [file for file in place.glob(f"*/{_RECORD}") if file.parent.name.isdecimal()]
-    refuse_link(place.parent)
-    refuse_link(place)
+    files = [file for file in baseline.glob(f"*/{_RECORD}") if file.parent.name.isdecimal()]
+    refuse_link(baseline.parent)
+    refuse_link(baseline)
     for file in files:
         refuse_link(file.parent)
     return sorted(files, key=lambda file: int(file.parent.name))

@@ -163,15 +163,15 @@ def match(baseline: Side, other: Side) -> Matching:
     identity = [name for name in all_features if baseline.features(name) & other.features(name)]
     before, after = _by_place(baseline, identity), _by_place(other, identity)
     pairs, alone = [], []
-    for place in dict.fromkeys((*before, *after)):
-        one, two = before.get(place), after.get(place)
-        is_measured = one is not None and one.status is Status.OK
-        if one and two and is_measured and two.status is Status.OK:
-            pairs.append((one, two))
+    for point_key in dict.fromkeys((*before, *after)):
+        baseline_point, other_point = before.get(point_key), after.get(point_key)
+        is_measured = baseline_point is not None and baseline_point.status is Status.OK
+        if baseline_point and other_point and is_measured and other_point.status is Status.OK:
+            pairs.append((baseline_point, other_point))
             continue
-        side, against, point, lacking = baseline, other, one, two
+        side, against, point, lacking = baseline, other, baseline_point, other_point
         if not is_measured:
-            side, against, point, lacking = other, baseline, two, one
+            side, against, point, lacking = other, baseline, other_point, baseline_point
         if point and point.status is Status.OK:
             shown = [*filter(identity.__contains__, point.features), *KEY_FIELDS]
             alone.append(
@@ -197,32 +197,34 @@ def varying(measurements: Iterable[Measurement]) -> list[str]:
     return differing
 
 
-def word(one: Measurement, name: str, others: Sequence[Measurement] = ()) -> str:
+def word(measurement: Measurement, name: str, others: Sequence[Measurement] = ()) -> str:
     """Return a key field or feature as a word, for example `batch 4`; empty if it has no such one.
 
     Args:
         others: measurements that share the field; their devices can change its name.
     """
     if name in KEY_FIELDS or name == "precision":
-        environments = [item.record.environment for item in (one, *others)]
-        return field_text(one.key, name, environments, named=True)
-    return one.features.get(name, "")
+        environments = [item.record.environment for item in (measurement, *others)]
+        return field_text(measurement.key, name, environments, named=True)
+    return measurement.features.get(name, "")
 
 
-def _value(one: Measurement, name: str) -> object:
+def _value(measurement: Measurement, name: str) -> object:
     """Return the value of a key field or feature."""
     if name in KEY_FIELDS:
-        return getattr(one.key, name)
-    return one.features.get(name, "")
+        return getattr(measurement.key, name)
+    return measurement.features.get(name, "")
 
 
-def label(one: Measurement, names: Sequence[str], others: Sequence[Measurement] = ()) -> str:
+def label(
+    measurement: Measurement, names: Sequence[str], others: Sequence[Measurement] = ()
+) -> str:
     """Return fields and features in words, for example `resnet18 · 224 · batch 4`.
 
     Args:
         others: measurements that share these fields and features.
     """
-    return " · ".join(filter(None, (word(one, name, others) for name in names)))
+    return " · ".join(filter(None, (word(measurement, name, others) for name in names)))
 
 
 def _fields(key: Key) -> tuple[Any, ...]:
@@ -232,14 +234,14 @@ def _fields(key: Key) -> tuple[Any, ...]:
 
 def measured(analysis: Analysis) -> Iterable[Measurement]:
     """Yield each timed point of a run once, with all processes' points and figures."""
-    record, about = analysis.record, analysis.about
+    record, described = analysis.record, analysis.about
     further_features = {}
     if record.sweep:
         for name, value in record.sweep.axes.items():
             if name not in POINT_AXES and name.split(".")[0] not in _COVERED:
                 further_features[name] = value
-    for name, place in _COUNTS.items():
-        count = fact_at(record.plan, place)
+    for name, fact_path in _COUNTS.items():
+        count = fact_at(record.plan, fact_path)
         if count not in (None, 1):
             further_features[name] = str(count)
     figures = repeats(analysis)
@@ -251,8 +253,8 @@ def measured(analysis: Analysis) -> Iterable[Measurement]:
         firsts.setdefault(point.key, point)
     for point in record.points:
         if point.key.is_timed and not point.key.replicate:
-            texts = (about.model, about.algorithm, point.key.precision, about.execution)
-            features = dict(zip(FEATURES, (*texts, about.device or ""), strict=True))
+            texts = (described.model, described.algorithm, point.key.precision, described.execution)
+            features = dict(zip(FEATURES, (*texts, described.device or ""), strict=True))
             yield Measurement(
                 record=record,
                 key=point.key,
@@ -360,8 +362,8 @@ def _without_points(axes: dict[str, str]) -> dict[str, str]:
 def _differ(runs: Sequence[Run]) -> bool:
     """Return whether no two runs have the same axes or a point in common: they can form a group."""
     axes, places = list[object](), list[tuple[Any, ...]]()
-    for child, one in runs:
+    for child, analysis in runs:
         axes.append(frozenset(child.axes.items()))
-        if one:
-            places += {_fields(row.key) for row in one.rows}
+        if analysis:
+            places += {_fields(row.key) for row in analysis.rows}
     return len(set(axes)) == len(axes) and len(set(places)) == len(places)

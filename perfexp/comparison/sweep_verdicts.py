@@ -98,18 +98,18 @@ class _Contest:
             did.
     """
 
-    def __init__(self, whole: SweepAnalysis) -> None:
+    def __init__(self, sweep_analysis: SweepAnalysis) -> None:
         self.groups: dict[str, Group] = {}
         self.sides: dict[str, Side] = {}
         self.models: dict[str, str] = {}
-        for group in pairing.groups(whole.runs):
+        for group in pairing.groups(sweep_analysis.runs):
             if group.timed:
                 name = str(group.number)
                 side = Side.of(name, group.name, group.timed)
                 self.groups[name], self.sides[name] = group, side
                 self.models[name] = side.measurements[0].features["model"]
         self.wanted: str | None = None
-        for analysis in reversed(whole.analyses):  # the first run that sets it counts
+        for analysis in reversed(sweep_analysis.analyses):  # the first run that sets it counts
             wanted = fact_at(analysis.record.plan, "compare.baseline")
             if wanted is not None:
                 self.wanted = str(wanted)
@@ -125,8 +125,8 @@ class _Contest:
         for name, side in self.sides.items():
             for measurement in side.measurements:
                 if measurement.status is Status.OK and measurement.record.sweep:
-                    place = self.models[name], _place(measurement.key)
-                    self.points.setdefault(place, {})[name] = measurement.record.sweep.job
+                    model_point = self.models[name], _place(measurement.key)
+                    self.points.setdefault(model_point, {})[name] = measurement.record.sweep.job
         #: Results of `against`, by baseline.
         self._known: dict[str, tuple[Sequence[Compared], float]] = {}
 
@@ -158,22 +158,22 @@ class _Contest:
         return self._known[baseline]
 
     def at(
-        self, place: Key, members: Collection[str], baseline: str = ""
+        self, point_key: Key, members: Collection[str], baseline: str = ""
     ) -> tuple[str, list[Compared]]:
         """Return the baseline at a point, and the other groups' pairs there.
 
         If the model's baseline did not measure the point, the first group that did takes its place.
 
         Args:
-            place: the point, as from `_place`.
+            point_key: the point, as from `_place`.
             members: names of the groups that measured it.
             baseline: name of a group to compare with instead.
         """
-        own = [name for name in self.baselines.values() if name in members]
-        baseline = baseline or next(iter([*own, *members]))
+        of_baselines = [name for name in self.baselines.values() if name in members]
+        baseline = baseline or next(iter([*of_baselines, *members]))
         pairs = self.against(baseline)[0]
         return baseline, [
-            pair for pair in pairs if pair.side in members and _place(pair.key) == place
+            pair for pair in pairs if pair.side in members and _place(pair.key) == point_key
         ]
 
 
@@ -191,14 +191,14 @@ def _is_named(group: Group, wanted: str) -> bool:
     return False
 
 
-def of_sweep(whole: SweepAnalysis) -> SweepVerdicts:
+def of_sweep(sweep_analysis: SweepAnalysis) -> SweepVerdicts:
     """Compare a sweep's groups of runs with a baseline, for the sweep's report.
 
     The baseline is `compare.baseline`, by default the first measured group. If several groups share
     a model, each group is compared within its model. The result is empty if there is nothing to
     compare.
     """
-    contest = _Contest(whole)
+    contest = _Contest(sweep_analysis)
     if contest.groups and not contest.baselines:
         reason = f"compare.baseline={contest.wanted}: no timed run has this name"
         return SweepVerdicts(fastest=[reason])
@@ -219,14 +219,14 @@ def of_sweep(whole: SweepAnalysis) -> SweepVerdicts:
         by_run.setdefault((contest.job(pair.side, pair.key), pair.key.phase), []).append(pair)
     notes = _of_level(title, lowest)
     timed = set()
-    for (_, place), members in contest.points.items():
+    for (_, point_key), members in contest.points.items():
         for name in members.keys() - contest.baselines.values():
-            timed.add((members[name], place.phase))
+            timed.add((members[name], point_key.phase))
     if timed - by_run.keys():
         notes.append(f"no {title}: the baseline has no time of the same phase, size and batch")
     return SweepVerdicts(
         title=title,
-        ratios={place: _text(pairs) for place, pairs in by_run.items()},
+        ratios={point_key: _text(pairs) for point_key, pairs in by_run.items()},
         notes=notes + _other_verdicts(deciding, every),
         fastest=fastest,
     )
@@ -244,17 +244,17 @@ def _name_of(baselines: Sequence[Group]) -> str:
     return ", ".join(names.pop()) or "the first of its model"
 
 
-def winners(whole: SweepAnalysis) -> list[Winner]:
+def winners(sweep_analysis: SweepAnalysis) -> list[Winner]:
     """Return the fastest group at each point that several groups measured.
 
     It is the best group shown to be faster than the baseline by the verdicts of `of_sweep`,
     otherwise the baseline. If the baseline did not measure a point, the first group that did takes
     its place.
     """
-    contest = _Contest(whole)
+    contest = _Contest(sweep_analysis)
     winning = []
-    for (model, place), members in contest.points.items() if contest.baselines else ():
-        baseline, every = contest.at(place, members)
+    for (model, point_key), members in contest.points.items() if contest.baselines else ():
+        baseline, every = contest.at(point_key, members)
         compared = decisive(every)
         if not compared:
             continue
@@ -268,7 +268,7 @@ def winners(whole: SweepAnalysis) -> list[Winner]:
                 measure = next((pair.measure for pair in others if pair.side == faster), measure)
                 if faster == best:
                     break
-                best, others = faster, decisive(contest.at(place, members, faster)[1])
+                best, others = faster, decisive(contest.at(point_key, members, faster)[1])
                 faster = _fastest_of(best, others)
             slower = {best, *(pair.side for pair in with_verdict(others, Verdict.WORSE))}
             axes = contest.groups[best].axes
@@ -278,7 +278,7 @@ def winners(whole: SweepAnalysis) -> list[Winner]:
     return winning
 
 
-def time_ratios(whole: SweepAnalysis) -> dict[tuple[int, str, str], TimeRatio | None]:
+def time_ratios(sweep_analysis: SweepAnalysis) -> dict[tuple[int, str, str], TimeRatio | None]:
     """Return each run's time ratios by run number, phase and measure, with verdicts.
 
     They are as in `of_sweep`, for the plots of a sweep.
@@ -286,16 +286,16 @@ def time_ratios(whole: SweepAnalysis) -> dict[tuple[int, str, str], TimeRatio | 
     A baseline's ratio is None. Runs without a comparison have no entry.
 
     Args:
-        whole: a sweep in which each run has a single size and batch size.
+        sweep_analysis: a sweep in which each run has a single size and batch size.
     """
-    contest = _Contest(whole)
+    contest = _Contest(sweep_analysis)
     ratios: dict[tuple[int, str, str], TimeRatio | None] = {}
-    for (_, place), members in contest.points.items() if contest.baselines else ():
-        baseline, pairs = contest.at(place, members)
+    for (_, point_key), members in contest.points.items() if contest.baselines else ():
+        baseline, pairs = contest.at(point_key, members)
         for pair in pairs:
             ratio = TimeRatio(comparison_table.time_ratio(pair).value, pair.verdict)
-            ratios[members[pair.side], place.phase, pair.measure] = ratio
-            ratios[members[baseline], place.phase, pair.measure] = None
+            ratios[members[pair.side], point_key.phase, pair.measure] = ratio
+            ratios[members[baseline], point_key.phase, pair.measure] = None
     return ratios
 
 
@@ -391,7 +391,7 @@ def _fastest(first: str, groups: Mapping[str, Group], every: Sequence[Compared])
     counts = Counter(_fastest_of(first, compared) for compared in points.values())
     if len(points) < 2 or not counts.keys() - {first}:
         return []
-    of = units.counted(len(points), "point")
+    num_points = units.counted(len(points), "point")
     lines = []
     for name, group in groups.items():
         words = "fastest"
@@ -399,7 +399,7 @@ def _fastest(first: str, groups: Mapping[str, Group], every: Sequence[Compared])
             other = "no other run is" if len(group.runs) == 1 else "nothing else is"
             words = f"{other} shown to be faster"
         if name in counts:
-            lines.append(f"{group.name}: {words} at {counts[name]} of {of}")
+            lines.append(f"{group.name}: {words} at {counts[name]} of {num_points}")
     return lines
 
 

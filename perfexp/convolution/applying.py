@@ -43,14 +43,14 @@ class _Planned(Support):
 
     engines: Mapping[tuple[tuple[int, ...], str], Mapping[str, str]]
 
-    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+    def candidate(self, pass_type: Pass, problem: Problem) -> PassChoice:
         """Return the plan's engine for one pass, or torch's own if it is missing or impossible."""
         dtype = str(problem.dtype).removeprefix("torch.")
-        engine = self.engines.get((problem.shape, dtype), {}).get(which)
+        engine = self.engines.get((problem.shape, dtype), {}).get(pass_type)
         if engine is None:
             return PassChoice()
         try:
-            check_engine(problem, which, engine)
+            check_engine(problem, pass_type, engine)
         except (CudnnError, KeyError, ValueError):  # a file may contain anything
             return PassChoice()
         return PassChoice(engine=engine)
@@ -128,10 +128,12 @@ def apply(
     Raises:
         UserError: the plan does not fit the device, the libraries or the module.
     """
-    place = next((one.device for one in module.parameters()), torch.device("cpu"))
+    torch_device = next(
+        (parameter.device for parameter in module.parameters()), torch.device("cpu")
+    )
     device: Device = CpuDevice()
-    if place.type == "cuda":
-        device = CudaDevice(index=place.index or 0)
+    if torch_device.type == "cuda":
+        device = CudaDevice(index=torch_device.index or 0)
     return _applied(module, read(Path(plan)), device, remeasure=remeasure)
 
 
@@ -143,8 +145,10 @@ def _applied(
     If device or libraries differ, `remeasure` races again on the first calls instead of using the
     plan.
     """
-    here = software_of(device)
-    differences = plan.differences(**{name: here[name] for name in ("device", "torch", "cudnn")})
+    software = software_of(device)
+    differences = plan.differences(
+        **{name: software[name] for name in ("device", "torch", "cudnn")}
+    )
     if differences and not remeasure:
         raise UserError(f"The plan is for {', '.join(differences)}: {_REMEDY}.")
     contexts: list[Any] = []
@@ -153,8 +157,10 @@ def _applied(
         contexts.append(by_layer)
     if plan.attention:
         stored = {
-            (one.name, one.dtype, "backward" in one.passes): one.passes.get("forward", "math")
-            for one in plan.attention
+            (entry.name, entry.dtype, "backward" in entry.passes): entry.passes.get(
+                "forward", "math"
+            )
+            for entry in plan.attention
         }
         if unknown := sorted(set(stored.values()) - set(BACKENDS)):
             raise UserError(
@@ -183,8 +189,8 @@ def _planned(module: torch.nn.Module, plan: AlgorithmPlan, _: Device) -> Iterato
         by_inputs = engines.setdefault(layer.name, {})
         by_inputs.setdefault((layer.input_shape, layer.dtype), {}).update(layer.passes)
     installed = [
-        Layer(name, children[name], "plan", [_Planned(engines=own)], lambda *_: None)
-        for name, own in engines.items()
+        Layer(name, children[name], "plan", [_Planned(engines=layer_engines)], lambda *_: None)
+        for name, layer_engines in engines.items()
     ]
     with all_installed(installed):
         yield

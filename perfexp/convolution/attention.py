@@ -113,7 +113,7 @@ class AttentionProblem(NamedTuple):
     @property
     def passes(self) -> tuple[Pass, ...]:
         """Return the passes that run: with gradients, also the backward pass."""
-        wants_gradient = any(one.wants_gradient for one in self.operands)
+        wants_gradient = any(operand.wants_gradient for operand in self.operands)
         return (Pass.forward, Pass.backward) if wants_gradient else (Pass.forward,)
 
     @property
@@ -151,7 +151,7 @@ class AttentionProblem(NamedTuple):
     def draw(self) -> list[torch.Tensor]:
         """Return random query, key and value, also while a compiler traces."""
         with _disable_current_modes():
-            return [one.draw(self.device) for one in self.operands]
+            return [operand.draw(self.device) for operand in self.operands]
 
     def draw_mask(self) -> torch.Tensor | None:
         """Return a mask that hides nothing that matters for the time; None without a mask."""
@@ -184,7 +184,7 @@ def _differentiable(
 ) -> list[torch.Tensor]:
     """Return query, key and value detached, requiring gradients as the problem does."""
     pairs = zip(tensors, problem.operands, strict=True)
-    return [tensor.detach().requires_grad_(one.wants_gradient) for tensor, one in pairs]
+    return [tensor.detach().requires_grad_(operand.wants_gradient) for tensor, operand in pairs]
 
 
 def why_not(name: str, problem: AttentionProblem, existing: Sequence[Any] = ()) -> str | None:
@@ -201,7 +201,11 @@ def why_not(name: str, problem: AttentionProblem, existing: Sequence[Any] = ()) 
             reason = ""
         except RuntimeError as error:
             reason = str(error).splitlines()[0].rstrip(".")
-    return joined(_reasons(name, [str(one.message) for one in raised])) or reason or "torch refuses"
+    return (
+        joined(_reasons(name, [str(warning.message) for warning in raised]))
+        or reason
+        or "torch refuses"
+    )
 
 
 def _reasons(name: str, texts: Iterable[str]) -> Iterator[str]:
@@ -243,7 +247,7 @@ def _preferred(name: str, kind: str) -> AbstractContextManager[None]:
     others = [SDPBackend.MATH]
     if kind == "cuda":  # the order has no meaning on a CPU
         others = [SDPBackend(number) for number in torch._C._get_sdp_priority_order()]
-    usable = [one for one in others if one in BACKENDS.values()]
+    usable = [backend for backend in others if backend in BACKENDS.values()]
     return sdpa_kernel([*dict.fromkeys([BACKENDS[name], *usable])], set_priority=True)
 
 
@@ -254,8 +258,8 @@ class FastestBackend(Races):
     def choose(self, problem: AttentionProblem) -> Winners:
         """Return the fastest backend of a problem, for all its passes, from the cache or a race."""
         # the index of a GPU does not matter, but whether products round
-        place = torch.device(problem.device.type)
-        key = f"TF32 {tf32.allowed()[0]} {problem._replace(device=place)}"
+        device_type = torch.device(problem.device.type)
+        key = f"TF32 {tf32.allowed()[0]} {problem._replace(device=device_type)}"
         hold = partial(self._race, problem)
         return self.remembered(key, problem.passes, hold, partial(_check, problem))
 
@@ -271,7 +275,9 @@ class FastestBackend(Races):
             with torch.random.fork_rng(_cuda_devices(problem.device)):
                 tensors = problem.draw()
                 able = [
-                    one for one in names if one == default or _is_runnable(runner(one, tensors))
+                    candidate
+                    for candidate in names
+                    if candidate == default or _is_runnable(runner(candidate, tensors))
                 ]
                 del tensors
                 limit = MAX_ERROR[problem.query.dtype]
@@ -286,8 +292,9 @@ class FastestBackend(Races):
             if problem.device.type == "cuda":
                 torch.cuda.empty_cache()  # the losers' workspaces
         first, *others = problem.passes
-        rest = {which: PassChoice(engine=winner) for which in others}  # the times cover all passes
-        return {first: PassChoice(engine=winner, **facts), **rest}
+        # the times cover all passes, so the others get none
+        other_passes = {pass_type: PassChoice(engine=winner) for pass_type in others}
+        return {first: PassChoice(engine=winner, **facts), **other_passes}
 
 
 def _exact_runner(
@@ -297,13 +304,13 @@ def _exact_runner(
 
     Dropout would be random, and all products at once may not fit into memory in float64.
     """
-    query, key, value = (one.first for one in problem.operands)
+    query, key, value = (operand.first for operand in problem.operands)
     mask = problem.mask and problem.mask.first
     small = problem._replace(query=query, key=key, value=value, mask=mask, dropout=0.0)
     return _runner(small, name, [tensor[(slice(1),) * (tensor.ndim - 2)] for tensor in tensors])
 
 
-def _check(problem: AttentionProblem, which: Pass, engine: str) -> None:
+def _check(problem: AttentionProblem, pass_type: Pass, engine: str) -> None:
     """Raise `ValueError` if a cached winner cannot compute the problem any more."""
     if engine not in BACKENDS or why_not(engine, problem):
         raise ValueError(engine)
@@ -349,6 +356,7 @@ def _runner(
     gradient = torch.ones(shape, dtype=tensors[0].dtype, device=problem.device)
 
     def run() -> list[torch.Tensor]:
+        """Compute attention forward and backward; return the outputs and the gradients."""
         with torch.enable_grad():
             outputs = compute(name, (*operands, *arguments), problem.settings)
             return [outputs.detach(), *torch.autograd.grad(outputs, leaves, gradient)]
@@ -428,6 +436,7 @@ class AttentionBackends:
         """Discard the shapes of earlier points."""
         self._rows.clear()
         self._is_reported = self._leaves_to_torch = False
+        # the last point may have installed a single backend for all shapes
         self._reinstall(None)
 
     def begin_call(self) -> None:
@@ -530,8 +539,8 @@ class AttentionBackends:
             if leaves_to_torch:
                 self._remove()
         if len(between) == len(marks):
-            for (problem, which), kernels in zip(marks, between, strict=True):
-                self._rows[problem].seen.add(which, kernels)
+            for (problem, pass_type), kernels in zip(marks, between, strict=True):
+                self._rows[problem].seen.add(pass_type, kernels)
         for row in self._rows.values():
             row.seen.everything = everything
         return True
@@ -585,7 +594,7 @@ class AttentionBackends:
         """
         arguments = (query, key, value, attn_mask, dropout_p, is_causal)
         settings = {"scale": scale, "enable_gqa": enable_gqa}
-        if not all(one is None or _is_dense(one) for one in arguments[:4]):
+        if not all(argument is None or _is_dense(argument) for argument in arguments[:4]):
             return _OPERATOR.decompose(*arguments, **settings)
         mask = None if attn_mask is None else Operand.of(attn_mask)
         problem = AttentionProblem(
@@ -619,10 +628,10 @@ class AttentionBackends:
             existing: query, key, value and mask if they have memory, otherwise nothing.
         """
         try:
-            own = chosen_by_torch(problem, existing)
+            engine = chosen_by_torch(problem, existing)
         except RuntimeError:
-            own = "math"
-        choice = PassChoice(engine=own)
+            engine = "math"
+        choice = PassChoice(engine=engine)
         if self._stored is not None:
             name = self._stored.get((problem.label, problem.dtype, Pass.backward in problem.passes))
             if name is not None and why_not(name, problem, existing) is None:
@@ -633,7 +642,7 @@ class AttentionBackends:
             return self._races.choose(problem)
         elif self.requested is not Attention.auto:
             reason = why_not(str(self.requested), problem, existing)
-            choice = PassChoice(engine=own, reason=reason)
+            choice = PassChoice(engine=engine, reason=reason)
             if reason is None:
                 choice = PassChoice(engine=str(self.requested))
         return dict.fromkeys(problem.passes, choice)
@@ -645,8 +654,8 @@ class AttentionBackends:
         """
         calls = max(1, row.calls)
         passes = []
-        for which, choice in row.choices.items():
-            report = choice.report(which, calls * problem.flops[which])
+        for pass_type, choice in row.choices.items():
+            report = choice.report(pass_type, calls * problem.flops[pass_type])
             if report.status is LayerStatus.ok:
                 report = replace(report, status=LayerStatus.requested)
             passes.append(row.seen.proven(report))
@@ -672,8 +681,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 def _races(device: Any, threads: Threads) -> FastestBackend:
     """Return the races for `fastest`, with a cache of winners for other processes."""
-    place = cache_folder("algorithms")
-    choices = JsonCache(place, {**context_of(device), "race": "of attention"})
+    folder = cache_folder("algorithms")
+    choices = JsonCache(folder, {**context_of(device), "race": "of attention"})
     return FastestBackend(device=device, threads=threads, choices=choices)
 
 

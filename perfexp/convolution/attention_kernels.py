@@ -62,9 +62,9 @@ class Seen:
     kernels: dict[Pass, list[str]] = field(default_factory=dict)
     everything: Sequence[str] | None = None
 
-    def add(self, which: Pass, kernels: Sequence[str]) -> None:
+    def add(self, pass_type: Pass, kernels: Sequence[str]) -> None:
         """Add the kernels of one attention call."""
-        self.kernels.setdefault(which, []).extend(kernels)
+        self.kernels.setdefault(pass_type, []).extend(kernels)
 
     def proven(self, report: PassReport) -> PassReport:
         """Return a pass report with the observed kernels and a verdict on them.
@@ -94,10 +94,10 @@ class Seen:
         """
         everything = self.everything or ()
         fused = {name for name in map(family, everything) if name is not None}
-        marked_names = {name for own in self.kernels.values() for name in own}
+        marked_names = {name for names in self.kernels.values() for name in names}
         if report.selected == "math":
-            rest = [name for name in everything if name not in marked_names]
-            is_ran = not any(map(family, rest)) and any(map(_PRODUCT.search, everything))
+            unmarked = [name for name in everything if name not in marked_names]
+            is_ran = not any(map(family, unmarked)) and any(map(_PRODUCT.search, everything))
         else:
             is_ran = fused == {report.selected}
         if is_ran:
@@ -154,7 +154,11 @@ class AttentionReport(AlgorithmReport):
         """Return FLOPs shares as metrics of a point; none for torch's own choice."""
         if self.name == "auto":
             return []
-        proven = [one for one in self._passes if one.status is LayerStatus.ok]
+        proven = [
+            attention_pass
+            for attention_pass in self._passes
+            if attention_pass.status is LayerStatus.ok
+        ]
         return [
             Metric.of(ATTENTION_COVERAGE, self.share),
             Metric.of(ATTENTION_PROVEN, self._share_of(proven)),

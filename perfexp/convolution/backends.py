@@ -52,11 +52,11 @@ class PassChoice(EngineFacts):
 
     engine: str = DEFAULT
 
-    def report(self, which: Pass, flops: int) -> PassReport:
+    def report(self, pass_type: Pass, flops: int) -> PassReport:
         """Return a pass report with this choice.
 
         Args:
-            which: pass that the engine computes.
+            pass_type: pass that the engine computes.
             flops: FLOPs of one call.
         """
         status = LayerStatus.ok
@@ -65,7 +65,9 @@ class PassChoice(EngineFacts):
         elif self.engine.startswith("cudnn."):  # cuDNN may run another algorithm than requested
             status = LayerStatus.requested
         facts = {name: value for name, value in vars(self).items() if name != "engine"}
-        return PassReport(which=which, selected=self.engine, status=status, flops=flops, **facts)
+        return PassReport(
+            which=pass_type, selected=self.engine, status=status, flops=flops, **facts
+        )
 
 
 Choice = Mapping[Pass, PassChoice]
@@ -83,9 +85,9 @@ class Support:
 
         Torch's own, with a reason, if the backend cannot compute it.
         """
-        return {which: self.candidate(which, problem) for which in problem.passes}
+        return {pass_type: self.candidate(pass_type, problem) for pass_type in problem.passes}
 
-    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+    def candidate(self, pass_type: Pass, problem: Problem) -> PassChoice:
         """Return the engine for one pass."""
         return PassChoice()
 
@@ -122,7 +124,7 @@ class PortableSupport(Support):
         """Return the limit of the algorithm that the convolution exceeds; None if there is none."""
         return ALGORITHMS[self.name].supports(convolution, dtype)
 
-    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+    def candidate(self, pass_type: Pass, problem: Problem) -> PassChoice:
         """Return the algorithm, the same for all passes because autograd differentiates it."""
         return self._able(problem.convolution, problem.dtype)
 
@@ -138,15 +140,15 @@ class Kernels(PortableSupport):
 
     backend = TRITON
 
-    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+    def candidate(self, pass_type: Pass, problem: Problem) -> PassChoice:
         """Return the Triton kernel for a pass, or torch's engine with the reason.
 
         At stride 1, the input gradient is a convolution with rotated weights.
         """
         convolution: Convolution | None = problem.convolution
-        if which is Pass.backward_filter:
+        if pass_type is Pass.backward_filter:
             return PassChoice(reason="there is no Triton kernel for the gradient of the weights")
-        if which is Pass.backward_data:
+        if pass_type is Pass.backward_data:
             convolution = turned_around(problem.convolution)
         if convolution is None:
             return PassChoice(reason="the gradient of the inputs is not a convolution of stride 1")
@@ -173,13 +175,15 @@ class Cudnn(Support):
             return None
         return f"cuDNN has no algorithms for {str(dtype).removeprefix('torch.')}"
 
-    def candidates(self, which: Pass, problem: Problem) -> Iterator[PassChoice]:
+    def candidates(self, pass_type: Pass, problem: Problem) -> Iterator[PassChoice]:
         """Yield all cuDNN algorithms that can compute a pass."""
         if self.rejects(problem.convolution, problem.dtype) is None:
-            choices = (self._choice(algorithm, which, problem) for algorithm in CODES[which])
+            choices = (
+                self._choice(algorithm, pass_type, problem) for algorithm in CODES[pass_type]
+            )
             yield from (choice for choice in choices if choice.reason is None)
 
-    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+    def candidate(self, pass_type: Pass, problem: Problem) -> PassChoice:
         """Return the configured algorithm for a pass, or torch's engine with the reason.
 
         For `guess`, cuDNN's heuristic names the algorithm.
@@ -187,25 +191,25 @@ class Cudnn(Support):
         if reason := self.rejects(problem.convolution, problem.dtype):
             return PassChoice(reason=reason)
         if self.name != GUESS:
-            return self._choice(self._algorithm(which), which, problem)
+            return self._choice(self._algorithm(pass_type), pass_type, problem)
         try:
             return self._choice(
-                guess(which, shape_of(problem), self.workspace_bytes), which, problem
+                guess(pass_type, shape_of(problem), self.workspace_bytes), pass_type, problem
             )
         except CudnnError as error:
             return PassChoice(reason=f"cuDNN: {error}")
 
-    def _choice(self, algorithm: str, which: Pass, problem: Problem) -> PassChoice:
+    def _choice(self, algorithm: str, pass_type: Pass, problem: Problem) -> PassChoice:
         """Return the choice of an algorithm after a trial on uninitialized tensors.
 
         It is torch's engine, with the reason, if the algorithm is not deterministic although torch
         must be, if its workspace is too large, or if cuDNN refuses.
         """
         reason, size = None, 0
-        if torch.are_deterministic_algorithms_enabled() and (which, algorithm) in UNREPEATABLE:
+        if torch.are_deterministic_algorithms_enabled() and (pass_type, algorithm) in UNREPEATABLE:
             return PassChoice(reason=f"{algorithm} is not deterministic")
         try:
-            cudnn_plan = plan(which, algorithm, shape_of(problem))
+            cudnn_plan = plan(pass_type, algorithm, shape_of(problem))
             size = cudnn_plan.workspace_bytes
             if self.workspace_bytes is not None and size > self.workspace_bytes:
                 limit = f"algorithm.workspace_bytes={self.workspace_bytes}"
@@ -213,7 +217,7 @@ class Cudnn(Support):
             else:  # cuDNN may refuse a problem after reporting a workspace
                 even = problem.even()
                 with unset_fake_temporarily(), torch.inference_mode():
-                    cudnn_plan(*(even.empty(shape) for shape in even.reads(which)))
+                    cudnn_plan(*(even.empty(shape) for shape in even.reads(pass_type)))
         except CudnnError as error:
             reason = f"cuDNN: {error}"
         except torch.OutOfMemoryError:
@@ -222,15 +226,15 @@ class Cudnn(Support):
             return PassChoice(reason=reason)
         return PassChoice(engine=f"{CUDNN}.{algorithm}", workspace_bytes=size)
 
-    def _algorithm(self, which: Pass) -> str:
+    def _algorithm(self, pass_type: Pass) -> str:
         """Return the configured algorithm for a pass, or the closest to the forward algorithm.
 
         The GEMMs, for example, share a backward algorithm.
         """
-        if which is Pass.forward:
+        if pass_type is Pass.forward:
             return self.name
         data, weights = BACKWARD[self.name]
-        return self.backward.get(which, data if which is Pass.backward_data else weights)
+        return self.backward.get(pass_type, data if pass_type is Pass.backward_data else weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +246,7 @@ class TorchSetting(Support):
 
     name: str
 
-    def candidate(self, which: Pass, problem: Problem) -> PassChoice:
+    def candidate(self, pass_type: Pass, problem: Problem) -> PassChoice:
         """Return torch's engine, with a reason if torch selects other code for this problem.
 
         torch's selection is queried with uninitialized tensors and computes nothing.

@@ -203,10 +203,10 @@ def learn(
             break
         calls = _calls(geometry, device)
         observed = proof.watch(partial(_run_all, calls))
-        for which, name, plan, _ in calls:
+        for pass_type, name, plan, _ in calls:
             names = {bare(kernel) for kernel in observed.kernels.get(plan, ())}
             if names:
-                seen[which.value, name, tuple(sorted(names))] += 1
+                seen[pass_type.value, name, tuple(sorted(names))] += 1
         done += 1
         progress(f"{done} of {len(chosen)} convolutions, {seen.total()} calls")
         del calls, observed
@@ -220,13 +220,13 @@ def counts_of(seen: Seen) -> dict[str, dict[str, Counts]]:
     """Return the number of calls, in total and with each name, by pass and algorithm."""
     calls: Counter[tuple[str, str]] = Counter()
     kernels: dict[tuple[str, str], Counter[str]] = {}
-    for (which, algorithm, names), number in seen.items():
-        calls[which, algorithm] += number
-        kernels.setdefault((which, algorithm), Counter()).update(dict.fromkeys(names, number))
+    for (pass_type, algorithm, names), number in seen.items():
+        calls[pass_type, algorithm] += number
+        kernels.setdefault((pass_type, algorithm), Counter()).update(dict.fromkeys(names, number))
     counts: dict[str, dict[str, Counts]] = {}
-    for (which, algorithm), number in sorted(calls.items()):
-        named = dict(sorted(kernels[which, algorithm].items()))
-        counts.setdefault(which, {})[algorithm] = Counts(calls=number, kernels=named)
+    for (pass_type, algorithm), number in sorted(calls.items()):
+        named = dict(sorted(kernels[pass_type, algorithm].items()))
+        counts.setdefault(pass_type, {})[algorithm] = Counts(calls=number, kernels=named)
     return counts
 
 
@@ -254,14 +254,14 @@ def _calls(
             for size in (inputs, weight, shape.outputs)
         )
         reads = {Pass.forward: (x, w), Pass.backward_data: (w, dy), Pass.backward_filter: (x, dy)}
-        for which, names in ENUMERATED.items():
-            by_code = {code: name for name, code in CODES[which].items()}
+        for pass_type, names in ENUMERATED.items():
+            by_code = {code: name for name, code in CODES[pass_type].items()}
             for code, name in enumerate(names):
                 try:
-                    plan = ConvolutionPlan(which, by_code[code], shape)
+                    plan = ConvolutionPlan(pass_type, by_code[code], shape)
                     if plan.workspace_bytes <= _MOST_BYTES:
-                        plan(*reads[which])
-                        calls.append((which, name, plan, reads[which]))
+                        plan(*reads[pass_type])
+                        calls.append((pass_type, name, plan, reads[pass_type]))
                 except (CudnnError, torch.OutOfMemoryError):
                     continue
     return calls

@@ -64,21 +64,23 @@ class ConvolutionPlan:
         CudnnError: cuDNN cannot compute the pass by this algorithm.
     """
 
-    def __init__(self, which: Pass, algorithm: str, shape: Shape) -> None:
-        self.which, self.algorithm = which, algorithm
+    def __init__(self, pass_type: Pass, algorithm: str, shape: Shape) -> None:
+        self.which, self.algorithm = pass_type, algorithm
         self._cudnn = cudnn = library()
-        self._code = CODES[which][algorithm]
-        self._call = cudnn.run[which]
+        self._code = CODES[pass_type][algorithm]
+        self._call = cudnn.run[pass_type]
         self._shape, self._device, self._dtype = shape, shape.device, shape.dtype
         self._replays = Replays(self._enqueue, shape.device)
         self._format = torch.channels_last if shape.channels_last else torch.contiguous_format
         results = {Pass.forward: shape.outputs, Pass.backward_data: shape.inputs}
-        self._result = results.get(which, shape.weight)
-        self._descriptors = descriptors_of(which, shape, cudnn)
+        self._result = results.get(pass_type, shape.weight)
+        self._descriptors = descriptors_of(pass_type, shape, cudnn)
         self._first, self._second, self._convolution, self._out = self._descriptors
         self._one, self._zero = cudnn.one_and_zero(shape.dtype)
         handle = cudnn.handle(shape.device)
-        self.workspace_bytes = cudnn.workspace_bytes(which, handle, self._descriptors, self._code)
+        self.workspace_bytes = cudnn.workspace_bytes(
+            pass_type, handle, self._descriptors, self._code
+        )
 
     def __call__(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
         """Return the pass's result, computed on the current stream.
@@ -105,8 +107,8 @@ class ConvolutionPlan:
         size = self.workspace_bytes
         # freed after enqueueing; stream order protects it from its next user
         workspace = torch.empty(size, dtype=torch.uint8, device=first.device) if size else None
-        place = 0 if workspace is None else workspace.data_ptr()
-        self._replays((first.data_ptr(), second.data_ptr(), out.data_ptr(), place))
+        workspace_address = 0 if workspace is None else workspace.data_ptr()
+        self._replays((first.data_ptr(), second.data_ptr(), out.data_ptr(), workspace_address))
         return out
 
     def _enqueue(self, first: int, second: int, out: int, workspace: int) -> None:
@@ -123,7 +125,7 @@ class ConvolutionPlan:
             self._cudnn.check(status)
 
 
-def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int, int, int]:
+def descriptors_of(pass_type: Pass, shape: Shape, cudnn: Library) -> tuple[int, int, int, int]:
     """Return four cuDNN descriptors: two tensors that a pass reads, the convolution, the result.
 
     cuDNN's functions for all passes take them in this order.
@@ -134,9 +136,9 @@ def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int,
     convolution = cudnn.convolution(
         shape.padding, shape.stride, shape.dilation, shape.groups, shape.dtype, shape.math
     )
-    if which is Pass.forward:
+    if pass_type is Pass.forward:
         return inputs, weight, convolution, outputs
-    if which is Pass.backward_data:
+    if pass_type is Pass.backward_data:
         return weight, outputs, convolution, inputs
     return inputs, outputs, convolution, weight
 
@@ -145,17 +147,17 @@ def descriptors_of(which: Pass, shape: Shape, cudnn: Library) -> tuple[int, int,
 _plans: dict[Any, ConvolutionPlan | str] = {}
 
 
-def plan(which: Pass, algorithm: str, shape: Shape) -> ConvolutionPlan:
+def plan(pass_type: Pass, algorithm: str, shape: Shape) -> ConvolutionPlan:
     """Return the plan for a shape, from the cache if possible; refusals are cached, too.
 
     Raises:
         CudnnError: cuDNN refuses.
     """
-    key = (which, algorithm, shape)
+    key = (pass_type, algorithm, shape)
     cached = _plans.get(key)
     if cached is None:
         try:
-            cached = ConvolutionPlan(which, algorithm, shape)
+            cached = ConvolutionPlan(pass_type, algorithm, shape)
         except CudnnError as error:
             cached = str(error)
         _plans[key] = cached
@@ -164,7 +166,7 @@ def plan(which: Pass, algorithm: str, shape: Shape) -> ConvolutionPlan:
     return cached
 
 
-def guess(which: Pass, shape: Shape, limit: int | None) -> str:
+def guess(pass_type: Pass, shape: Shape, limit: int | None) -> str:
     """Return the name of the algorithm that cuDNN's heuristic ranks first.
 
     `algorithm=guess` uses it.
@@ -175,10 +177,12 @@ def guess(which: Pass, shape: Shape, limit: int | None) -> str:
     Raises:
         CudnnError: the heuristic has no choice within the limit.
     """
-    cudnn, names = library(), {code: name for name, code in CODES[which].items()}
-    ranked = cudnn.guesses(which, cudnn.handle(shape.device), descriptors_of(which, shape, cudnn))
+    cudnn, names = library(), {code: name for name, code in CODES[pass_type].items()}
+    ranked = cudnn.guesses(
+        pass_type, cudnn.handle(shape.device), descriptors_of(pass_type, shape, cudnn)
+    )
     for code, size in ranked:
         if limit is None or size <= limit:
             return names[code]
-    where = " within the limit" if ranked else ""
-    raise CudnnError(f"the heuristic has no choice{where}")
+    condition = " within the limit" if ranked else ""
+    raise CudnnError(f"the heuristic has no choice{condition}")

@@ -40,8 +40,8 @@ _NAMES = {
     Pass.backward_filter: "algo_0 algo_1 fft algo_3 winograd winograd_nonfused fft_tiling",
 }
 CODES = {
-    which: {name: code for code, name in enumerate(names.split())}
-    for which, names in _NAMES.items()
+    pass_type: {name: code for code, name in enumerate(names.split())}
+    for pass_type, names in _NAMES.items()
 }
 
 #: Closest backward algorithms (data, filter) by forward name. All GEMMs map to the algorithm with a
@@ -166,7 +166,8 @@ class Library:
         self._handles: dict[tuple[int, int], int] = {}
         self._streams: dict[int, int] = {}
         self.run = {
-            which: getattr(functions, f"cudnnConvolution{name}") for which, name in ENTRY.items()
+            pass_type: getattr(functions, f"cudnnConvolution{name}")
+            for pass_type, name in ENTRY.items()
         }
         self._constants = {kind: (byref(kind(1)), byref(kind(0))) for kind in (c_float, c_double)}
 
@@ -256,7 +257,7 @@ class Library:
         return descriptor
 
     def workspace_bytes(
-        self, which: Pass, handle: int, descriptors: Sequence[int], code: int
+        self, pass_type: Pass, handle: int, descriptors: Sequence[int], code: int
     ) -> int:
         """Return the memory that an algorithm needs beyond its tensors.
 
@@ -268,7 +269,7 @@ class Library:
         """
         size = c_size_t()
         self.call(
-            f"cudnnGetConvolution{ENTRY[which]}WorkspaceSize",
+            f"cudnnGetConvolution{ENTRY[pass_type]}WorkspaceSize",
             handle,
             *descriptors,
             code,
@@ -277,11 +278,11 @@ class Library:
         return size.value
 
     def guesses(
-        self, which: Pass, handle: int, descriptors: Sequence[int]
+        self, pass_type: Pass, handle: int, descriptors: Sequence[int]
     ) -> list[tuple[int, int]]:
         """Return algorithm codes and workspace bytes, ranked by cuDNN's heuristic, best first."""
         count, choices = c_int(), (_Choice * _CHOICES)()
-        name = f"cudnnGetConvolution{ENTRY[which]}Algorithm_v7"
+        name = f"cudnnGetConvolution{ENTRY[pass_type]}Algorithm_v7"
         self.call(name, handle, *descriptors, _CHOICES, byref(count), ctypes.addressof(choices))
         ranked = choices[: count.value]
         return [(choice.algo, choice.memory) for choice in ranked if choice.status == 0]

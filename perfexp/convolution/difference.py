@@ -25,9 +25,9 @@ def relative_error(outputs: Any, reference: Any) -> float | None:
         None if a number is not finite or the reference is all zero.
     """
     error = norm = 0.0
-    for one, other in zip(_tensors(outputs), _tensors(reference), strict=True):
-        error += float((one.double() - other.double()).square().sum())
-        norm += float(other.double().square().sum())
+    for output, expected in zip(_tensors(outputs), _tensors(reference), strict=True):
+        error += float((output.double() - expected.double()).square().sum())
+        norm += float(expected.double().square().sum())
     if not norm or not math.isfinite(error) or not math.isfinite(norm):
         return None
     return math.sqrt(error / norm)

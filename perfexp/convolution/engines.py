@@ -141,15 +141,15 @@ def direct(engines: Engines, problem: Problem) -> Direct | None:
     if problem.even() is not problem:
         return None
     plans: dict[Pass, ConvolutionPlan] = {}
-    for which in problem.passes:
-        plan = plan_of(which, getattr(engines, which), problem)
+    for pass_type in problem.passes:
+        plan = plan_of(pass_type, getattr(engines, pass_type), problem)
         if plan is None:
             return None
-        plans[which] = plan
+        plans[pass_type] = plan
     return Direct(plans, problem.layout)
 
 
-def plan_of(which: Pass, engine: str, problem: Problem) -> ConvolutionPlan | None:
+def plan_of(pass_type: Pass, engine: str, problem: Problem) -> ConvolutionPlan | None:
     """Return the cuDNN plan behind an engine for one pass; None for other engines.
 
     Raises `CudnnError` if cuDNN refuses.
@@ -157,4 +157,4 @@ def plan_of(which: Pass, engine: str, problem: Problem) -> ConvolutionPlan | Non
     backend, _, name = engine.partition(".")
     if backend != CUDNN:
         return None
-    return convolution_plan.plan(which, name, shape_of(problem))
+    return convolution_plan.plan(pass_type, name, shape_of(problem))

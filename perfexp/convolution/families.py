@@ -60,9 +60,9 @@ def bare(kernel: str) -> str:
     full names differ between shapes and GPUs.
     """
     if match := _XMMA.search(kernel):
-        kind, rest = match.groups()
+        kind, suffix = match.groups()
         if kind == "gemm":
-            return "xmma_gemm_complex" if rest.startswith("cf32") else "xmma_gemm"
+            return "xmma_gemm_complex" if suffix.startswith("cf32") else "xmma_gemm"
         return f"xmma_{kind}"
     if match := _CUTLASS.search(kernel):
         return f"cutlass_{(match[1] or match[2] or match[3]).lower()}"
@@ -112,7 +112,7 @@ class Families(msgspec.Struct, frozen=True):
     cudnn: int
     counts: dict[str, dict[str, Counts]]
 
-    def likely(self, which: Pass, kernels: Iterable[str]) -> list[str]:
+    def likely(self, pass_type: Pass, kernels: Iterable[str]) -> list[str]:
         """Return algorithms that a call's kernels can belong to, the likeliest first.
 
         The list is empty if no kernel computes a convolution.
@@ -121,10 +121,10 @@ class Families(msgspec.Struct, frozen=True):
         named = {algorithm for word, algorithm in _WORDS.items() for name in seen if word in name}
         if named:  # a kernel that names its algorithm decides alone
             return sorted(named)
-        algorithms = self.counts.get(which.value, {})
+        algorithms = self.counts.get(pass_type.value, {})
         names = {
             name
-            for name in self._counted(which)
+            for name in self._counted(pass_type)
             if not _names_algorithm(name) and not _AUXILIARY.search(name)
         }
         if not seen & names:
@@ -137,18 +137,18 @@ class Families(msgspec.Struct, frozen=True):
         likely = [algorithm for algorithm, score in scores.items() if score > least]
         return sorted(likely, key=lambda algorithm: -scores[algorithm])
 
-    def unknown(self, which: Pass, kernels: Iterable[str]) -> list[str]:
+    def unknown(self, pass_type: Pass, kernels: Iterable[str]) -> list[str]:
         """Return bare names that no algorithm's calls had and that name no algorithm.
 
         PyTorch's own kernels are left out.
         """
-        counted = self._counted(which)
+        counted = self._counted(pass_type)
         names = dict.fromkeys(bare(kernel) for kernel in of_cudnn(kernels))
         return [name for name in names if name not in counted and not _names_algorithm(name)]
 
-    def _counted(self, which: Pass) -> set[str]:
+    def _counted(self, pass_type: Pass) -> set[str]:
         """Return all bare names that any algorithm's calls had in this pass."""
-        counts = self.counts.get(which.value, {}).values()
+        counts = self.counts.get(pass_type.value, {}).values()
         return {name for of_algorithm in counts for name in of_algorithm.kernels}
 
 
@@ -229,7 +229,9 @@ def judge_forward(
     for layer in report.layers:
         if names.count(layer.name) == 1:
             observed = kernels.get(layer.name, ())
-            passes = tuple(_judge_forward_pass(one, observed) for one in layer.passes)
+            passes = tuple(
+                _judge_forward_pass(pass_report, observed) for pass_report in layer.passes
+            )
             layer = replace(layer, passes=passes)
         layers.append(layer)
     return replace(report, layers=tuple(layers))
@@ -257,10 +259,10 @@ def shipped() -> Families:
 
 def current() -> Families:
     """Return the current device's table if it was calibrated, otherwise the shipped table."""
-    if (place := identity()) is None:
+    if (device_and_library := identity()) is None:
         return shipped()
     with suppress(OSError, msgspec.DecodeError):  # not calibrated, or by another version
-        return msgspec.json.decode(calibrated(*place).read_bytes(), type=Families)
+        return msgspec.json.decode(calibrated(*device_and_library).read_bytes(), type=Families)
     return shipped()
 
 
@@ -286,10 +288,10 @@ def foreign() -> str | None:
 
     The text is for the diagnostic that a proof may not hold.
     """
-    place, table = identity(), current()
-    if place is None or place == (table.architecture, table.cudnn):
+    device_and_library, table = identity(), current()
+    if device_and_library is None or device_and_library == (table.architecture, table.cudnn):
         return None
     return (
         f"learned on {table.architecture} with cuDNN {table.cudnn}, and this is "
-        f"{place[0]} with cuDNN {place[1]}"
+        f"{device_and_library[0]} with cuDNN {device_and_library[1]}"
     )

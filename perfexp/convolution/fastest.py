@@ -43,8 +43,8 @@ class Fastest(Races, Support):
         if why_no_cudnn(problem.device) is not None:
             return self._remembered(problem, problem.passes, self._race_passes_jointly)
         winners: Winners = {}
-        for which in problem.passes:
-            winners |= self._remembered(problem, (which,), self._race_pass)
+        for pass_type in problem.passes:
+            winners |= self._remembered(problem, (pass_type,), self._race_pass)
         return winners
 
     def _remembered(
@@ -69,16 +69,16 @@ class Fastest(Races, Support):
 
         Without enough memory for a race, it is torch's own choice.
         """
-        (which,) = passes
+        (pass_type,) = passes
         problem = problem.even()
         try:
-            entrants = dict(self._entrants(which, problem))
-            runner = partial(_runner, which, problem)
-            draw = partial(_tensors, problem, which)
+            entrants = dict(self._entrants(pass_type, problem))
+            runner = partial(_runner, pass_type, problem)
+            draw = partial(_tensors, problem, pass_type)
             winner, facts = self.winner(list(entrants), runner, draw, _limit(problem))
-            return {which: replace(entrants[winner], **facts)}
+            return {pass_type: replace(entrants[winner], **facts)}
         except torch.OutOfMemoryError:  # a race needs more memory than the model
-            return {which: PassChoice()}
+            return {pass_type: PassChoice()}
         finally:
             torch.cuda.empty_cache()  # the losers' workspaces
 
@@ -104,9 +104,12 @@ class Fastest(Races, Support):
             if passes == (Pass.forward,):
                 return lambda: [engines.compute(convolution, inputs, weight, None)]
             gradients = ((Pass.backward_data, inputs), (Pass.backward_filter, weight))
-            leaves = [tensor.requires_grad_() for which, tensor in gradients if which in passes]
+            leaves = [
+                tensor.requires_grad_() for pass_type, tensor in gradients if pass_type in passes
+            ]
 
             def run() -> list[torch.Tensor]:
+                """Convolve forward and backward; return the outputs and the gradients."""
                 with torch.enable_grad():
                     outputs = engines.compute(convolution, inputs, weight, None)
                     return [outputs.detach(), *torch.autograd.grad(outputs, leaves, grad)]
@@ -120,21 +123,21 @@ class Fastest(Races, Support):
         winners[passes[0]] = PassChoice(engine=winner, **facts)
         return winners
 
-    def _entrants(self, which: Pass, problem: Problem) -> Iterator[tuple[str, PassChoice]]:
+    def _entrants(self, pass_type: Pass, problem: Problem) -> Iterator[tuple[str, PassChoice]]:
         """Yield all engines that can compute a pass on an NVIDIA GPU, by name."""
         yield DEFAULT, PassChoice()
         yield BENCHMARK, PassChoice(engine=BENCHMARK)
         cudnn = Cudnn(name=DEFAULT, workspace_bytes=self.workspace_bytes)
-        for choice in cudnn.candidates(which, problem):
+        for choice in cudnn.candidates(pass_type, problem):
             yield choice.engine, choice
         if no_kernels(problem.device) is None:
             for name in kernels.ALGORITHMS:
-                choice = Kernels(name=name).candidate(which, problem)
+                choice = Kernels(name=name).candidate(pass_type, problem)
                 if choice.reason is None:
                     yield choice.engine, choice
 
 
-def check_engine(problem: Problem, which: Pass, engine: str) -> None:
+def check_engine(problem: Problem, pass_type: Pass, engine: str) -> None:
     """Check that an engine from a cache or a plan can compute a pass here.
 
     Raises:
@@ -145,7 +148,7 @@ def check_engine(problem: Problem, which: Pass, engine: str) -> None:
     backend, _, name = engine.partition(".")
     is_able = backend in (CUDNN, DEFAULT, BENCHMARK)
     if backend == CUDNN:
-        plan_of(which, engine, problem)
+        plan_of(pass_type, engine, problem)
     elif backend == TORCH:
         is_able = ALGORITHMS[name].supports(problem.convolution, problem.dtype) is None
     elif backend == TRITON:
@@ -154,13 +157,13 @@ def check_engine(problem: Problem, which: Pass, engine: str) -> None:
         raise ValueError(engine)
 
 
-def _tensors(problem: Problem, which: Pass) -> list[torch.Tensor]:
+def _tensors(problem: Problem, pass_type: Pass) -> list[torch.Tensor]:
     """Return random tensors as a pass reads them, in cuDNN's order."""
-    drawn = (torch.randn(shape, device=problem.device) for shape in problem.reads(which))
-    return [tensor.to(problem.dtype, memory_format=problem.layout) for tensor in drawn]
+    tensors = (torch.randn(shape, device=problem.device) for shape in problem.reads(pass_type))
+    return [tensor.to(problem.dtype, memory_format=problem.layout) for tensor in tensors]
 
 
-def _runner(which: Pass, problem: Problem, engine: str, tensors: Sequence[torch.Tensor]) -> Run:
+def _runner(pass_type: Pass, problem: Problem, engine: str, tensors: Sequence[torch.Tensor]) -> Run:
     """Return a function that computes a pass by an engine.
 
     Args:
@@ -168,9 +171,9 @@ def _runner(which: Pass, problem: Problem, engine: str, tensors: Sequence[torch.
     """
     operators, (first, second) = torch.ops.perfexp, tensors
     settings = (*problem.settings, problem.channels_last)
-    if which is Pass.forward:
+    if pass_type is Pass.forward:
         return lambda: operators.convolution(first, second, *settings, engine, DEFAULT, DEFAULT)
-    if which is Pass.backward_data:
+    if pass_type is Pass.backward_data:
         inputs = problem.empty(problem.shape).to(first.dtype)
         return lambda: operators.convolution_backward_data(second, inputs, first, *settings, engine)
     weight = problem.empty(problem.convolution.weight_shape).to(first.dtype)

@@ -85,8 +85,10 @@ class Forced:
         _check_settings(self.name, self.backend, workspace_bytes, max_error)
         named = {Pass.backward_data: backward_data, Pass.backward_filter: backward_filter}
         self._backward = {
-            which: canonical(algorithm, list(CODES[which]), f"{which} algorithm of cuDNN's")
-            for which, algorithm in named.items()
+            pass_type: canonical(
+                algorithm, list(CODES[pass_type]), f"{pass_type} algorithm of cuDNN's"
+            )
+            for pass_type, algorithm in named.items()
             if algorithm is not None
         }
         self._workspace_bytes, self._max_error = workspace_bytes, max_error
@@ -161,7 +163,7 @@ class Forced:
         """
         layers = tuple(report for layer in self._layers for report in layer.reports())
         report = AlgorithmReport(name=self.name, layers=layers, foreign=foreign())
-        statuses = {one.status for layer in layers for one in layer.passes}
+        statuses = {pass_report.status for layer in layers for pass_report in layer.passes}
         if self._refused and statuses <= {LayerStatus.fallback}:
             reasons = {
                 layer.name: f"{layer.requested}: {layer.reason}" for layer in layers if layer.reason

@@ -327,7 +327,9 @@ class Layer:
             shape, strides = (1, *shape), (0, *strides)
         last = is_channels_last(shape, strides) or is_channels_last(weight_shape, weight_strides)
         optional = (Pass.backward_data, Pass.backward_filter)
-        passes = [which for which, is_needed in zip(optional, gradients, strict=True) if is_needed]
+        passes = [
+            pass_type for pass_type, is_needed in zip(optional, gradients, strict=True) if is_needed
+        ]
         problem = Problem(
             convolution=convolution,
             shape=tuple(shape),
@@ -338,11 +340,15 @@ class Layer:
         )
         choice, _ = first_able(self.supports, problem)
         row = self._row(problem, choice, key[0])
-        if reasons := [one.reason for one in choice.values() if one.reason is not None]:
+        if reasons := [
+            pass_choice.reason for pass_choice in choice.values() if pass_choice.reason is not None
+        ]:
             self._refuse(self, problem, joined(reasons))
         decision = _Decision(row=row)
-        if any(one.engine not in OF_TORCH for one in choice.values()):
-            engines = Engines(**{which.value: one.engine for which, one in choice.items()})
+        if any(pass_choice.engine not in OF_TORCH for pass_choice in choice.values()):
+            engines = Engines(
+                **{pass_type.value: pass_choice.engine for pass_type, pass_choice in choice.items()}
+            )
             # cuDNN's descriptors describe dense tensors only
             is_dense = is_batched and all(
                 stride == torch.empty(size, device="meta", memory_format=problem.layout).stride()
@@ -373,7 +379,9 @@ class Layer:
             shape: input shape, perhaps without a batch.
         """
         flops = problem.convolution.flops(problem.shape[0], *problem.shape[-2:])
-        passes = tuple(pass_choice.report(which, flops) for which, pass_choice in choice.items())
+        passes = tuple(
+            pass_choice.report(pass_type, flops) for pass_type, pass_choice in choice.items()
+        )
         by_cudnn = any(report.selected.startswith(CUDNN) for report in passes)
         return LayerReport(
             name=self.name,

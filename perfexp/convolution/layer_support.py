@@ -76,6 +76,7 @@ def survey(
         )
     problems = _problems_of(session, module, key)
     layers: dict[Problem, list[str]] = {}
+    # equal layers have equal support: check each distinct problem once
     for name, requests in problems.items():
         for problem in requests:
             layers.setdefault(problem, []).append(name)
@@ -83,8 +84,8 @@ def survey(
         raise UserError("The model computes no 2-D convolution; choose another model.")
     device = next(iter(layers)).device
     named = {
-        Pass(which): canonical(name, list(CODES[Pass(which)]))
-        for which, name in (backward or {}).items()
+        Pass(pass_type): canonical(name, list(CODES[Pass(pass_type)]))
+        for pass_type, name in (backward or {}).items()
     }
     names = _names(device)
     chosen = Backend(backend or Backend.auto)
@@ -222,7 +223,7 @@ def _choices_of(name: str, supports: Sequence[Support] | str, problem: Problem) 
     """
     if isinstance(supports, str):
         refused = PassChoice(reason=supports)
-        return {which.value: _pass_entry(None, refused, {}) for which in problem.passes}
+        return {pass_type.value: _pass_entry(None, refused, {}) for pass_type in problem.passes}
     with Switches.now().of(name).set():
         choice, reasons = first_able(supports, problem)
     # the default covers torch's own implementations, such as oneDNN
@@ -234,8 +235,8 @@ def _choices_of(name: str, supports: Sequence[Support] | str, problem: Problem) 
     chosen = backends[len(reasons)] if len(reasons) < len(backends) else None
     passed_over = dict(zip(backends, reasons, strict=False)) if chosen else {}
     return {
-        which.value: _pass_entry(chosen, pass_choice, passed_over)
-        for which, pass_choice in choice.items()
+        pass_type.value: _pass_entry(chosen, pass_choice, passed_over)
+        for pass_type, pass_choice in choice.items()
     }
 
 

@@ -95,17 +95,17 @@ def _convolution(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) ->
 
 
 def _gradient(
-    which: Pass, grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
+    pass_type: Pass, grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
 ) -> torch.Tensor:
     """Return the gradient of the inputs or of the weights by an engine.
 
     Args:
-        which: the backward pass.
+        pass_type: the backward pass.
         grad: gradient of the outputs, (N, O, height, width).
         arguments: five settings, then the engine.
     """
     settings, engine = ConvolutionSettings.of(*arguments), arguments[5]
-    of_inputs = which is Pass.backward_data
+    of_inputs = pass_type is Pass.backward_data
     if engine in _KERNELS:
         turned = turned_around(settings.convolution(weight))
         assert turned is not None
@@ -113,18 +113,18 @@ def _gradient(
         return _KERNELS[engine](grad, _turned_weight(weight, settings.groups), turned)
     if engine.startswith(CUDNN):
         shape = settings.shape(inputs.shape, weight.shape, grad.dtype, grad.device)
-        return _run_cudnn(which, engine, shape, weight if of_inputs else inputs, grad)
+        return _run_cudnn(pass_type, engine, shape, weight if of_inputs else inputs, grad)
     *moves, groups, _ = settings
-    wanted = [of_inputs, not of_inputs, False]
+    output_mask = [of_inputs, not of_inputs, False]
     with _search_setting(engine):
         gradients = torch.ops.aten.convolution_backward(
-            grad, inputs, weight, None, *moves, False, [0, 0], groups, wanted
+            grad, inputs, weight, None, *moves, False, [0, 0], groups, output_mask
         )
     gradient: torch.Tensor = gradients[0 if of_inputs else 1]
     return gradient.contiguous(memory_format=settings.layout)
 
 
-def _run_cudnn(which: Pass, engine: str, shape: Shape, *reads: torch.Tensor) -> torch.Tensor:
+def _run_cudnn(pass_type: Pass, engine: str, shape: Shape, *reads: torch.Tensor) -> torch.Tensor:
     """Return a pass's result by a cuDNN plan.
 
     Args:
@@ -132,7 +132,7 @@ def _run_cudnn(which: Pass, engine: str, shape: Shape, *reads: torch.Tensor) -> 
     """
     layout = torch.channels_last if shape.channels_last else torch.contiguous_format
     first, second = (tensor.contiguous(memory_format=layout) for tensor in reads)
-    return plan(which, engine.removeprefix(f"{CUDNN}."), shape)(first, second)
+    return plan(pass_type, engine.removeprefix(f"{CUDNN}."), shape)(first, second)
 
 
 def turned_around(convolution: Convolution) -> Convolution | None:
@@ -169,10 +169,10 @@ def _fake(inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any) -> torch.
 
 
 def _fake_gradient(
-    which: Pass, grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
+    pass_type: Pass, grad: torch.Tensor, inputs: torch.Tensor, weight: torch.Tensor, *arguments: Any
 ) -> torch.Tensor:
     """Return an empty tensor like the gradient, for compilers and tracing."""
-    like = inputs if which is Pass.backward_data else weight
+    like = inputs if pass_type is Pass.backward_data else weight
     return _empty(grad, like.shape, ConvolutionSettings.of(*arguments))
 
 

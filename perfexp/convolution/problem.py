@@ -51,7 +51,7 @@ class Problem:
         left, _, top, _ = convolution.padding
         return convolution.stride, (top, left), convolution.dilation, convolution.groups
 
-    def reads(self, which: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def reads(self, pass_type: Pass) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of the two tensors that a pass reads, in cuDNN's order.
 
         They are inputs and weights for the outputs, weights and output gradient for the input
@@ -62,7 +62,7 @@ class Problem:
             Pass.forward: (self.shape, weight),
             Pass.backward_data: (weight, self.outputs),
             Pass.backward_filter: (self.shape, self.outputs),
-        }[which]
+        }[pass_type]
 
     def empty(self, shape: Sequence[int]) -> torch.Tensor:
         """Return an uninitialized tensor with the problem's data type, device and memory format."""

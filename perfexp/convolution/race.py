@@ -244,7 +244,7 @@ class Race:
         pairs = zip(
             turn_seconds[launching, self.default], turn_seconds[launching, name], strict=True
         )
-        return geometric_mean([default / own for default, own in pairs])
+        return geometric_mean([default / chosen for default, chosen in pairs])
 
 
 def _why_unsteady(observer: Observer, *, is_starved: bool) -> str | None:
@@ -358,8 +358,8 @@ class Races:
             if not any(winner.not_cached for winner in winners.values()):
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 entry = {
-                    which.value: {**asdict(winner), "kept_since": now}
-                    for which, winner in winners.items()
+                    pass_type.value: {**asdict(winner), "kept_since": now}
+                    for pass_type, winner in winners.items()
                 }
                 self.choices.add(key, entry)
         self._winners[key] = winners
@@ -381,11 +381,11 @@ class Races:
         if not entry:
             return None
         try:
-            winners = {which: PassChoice(**entry[which.value]) for which in passes}
-            for which, choice in winners.items():
+            winners = {pass_type: PassChoice(**entry[pass_type.value]) for pass_type in passes}
+            for pass_type, choice in winners.items():
                 if choice.kept_since is None:
                     raise ValueError("cached by an earlier version, without a date")
-                check(which, choice.engine)
+                check(pass_type, choice.engine)
         except (KeyError, TypeError, ValueError, CudnnError):
             return None
         return winners
@@ -415,7 +415,7 @@ class Races:
             exactly: runner for the errors, if a race's results are random.
         """
         captures = partial(cuda_graphs.captures, self.device) if self.device.asynchronous else None
-        race = Race(device=self.device, default=default, where=self._thread, captures=captures)
+        race = Race(device=self.device, default=default, where=self._caller, captures=captures)
         tensors = draw()
         exactly = exactly or runner
         expected = exactly(reference, [tensor.double() for tensor in tensors])()
@@ -442,16 +442,17 @@ class Races:
         errors: dict[str, float] = {}
         for name, run in runs.items():
             try:
-                errors[name] = self._thread(name)(partial(_error, run, expected))
+                errors[name] = self._caller(name)(partial(_error, run, expected))
             except torch.OutOfMemoryError:
                 if name == default:
                     raise
         return errors
 
-    def _thread(self, name: str) -> Callable[[Callable[[], Any]], Any]:
-        """Return a runner for an engine.
+    def _caller(self, name: str) -> Callable[[Callable[[], Any]], Any]:
+        """Return a function that makes an engine's calls in the right thread.
 
-        Torch's search gets its own thread, because it must not use its heuristic's cached choice.
+        cuDNN's search (`BENCHMARK`) gets its own thread. In the common one, torch may have cached
+        a choice of the heuristic for the same shape, which it would take instead of searching.
         """
         if name == BENCHMARK:
             return partial(self.threads.run, "search")

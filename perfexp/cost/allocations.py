@@ -298,10 +298,14 @@ class _DeviceKernels(TorchFunctionMode):
             names = ("input", "normalized_shape", "weight", "eps")
             return functions.layer_norm(**_named(names, args, kwargs, eps=1e-5))
         if func is functions.linear:
-            given = _named(("input", "weight", "bias"), args, kwargs)
-            bias = given.pop("bias", None)
-            if bias is not None and given["input"].dim() > 2 and not given["input"].is_contiguous():
-                return func(**given).add_(bias)
+            arguments = _named(("input", "weight", "bias"), args, kwargs)
+            bias = arguments.pop("bias", None)
+            if (
+                bias is not None
+                and arguments["input"].dim() > 2
+                and not arguments["input"].is_contiguous()
+            ):
+                return func(**arguments).add_(bias)
         return func(*args, **(kwargs or {}))
 
 
@@ -342,6 +346,7 @@ def peak_of_calls(
         for parameter in module.parameters()
         if parameter.requires_grad and parameter.is_leaf
     ]
+    # gradients of leaves appear during the backward pass; their memory counts as gradients
     hooks = [parameter.register_post_accumulate_grad_hook(accumulated) for parameter in trained]
     try:
         segments = prepare(allocations)
@@ -412,10 +417,10 @@ class CachingAllocator:
         index = bisect_left(free, (size, 0), key=MemoryBlock.sort_key)
         block = free.pop(index) if index < len(free) else self._segment(size, is_small)
         block.is_free = False
-        rest = block.size - size
-        if rest >= BLOCK_BYTES if is_small else rest > _SMALL_BYTES:
+        spare_bytes = block.size - size
+        if spare_bytes >= BLOCK_BYTES if is_small else spare_bytes > _SMALL_BYTES:
             after = MemoryBlock(
-                block.address + size, rest, is_small, before=block, after=block.after
+                block.address + size, spare_bytes, is_small, before=block, after=block.after
             )
             if block.after is not None:
                 block.after.before = after

@@ -173,8 +173,8 @@ def _gradients_of_convolution(arguments: Arguments, _: Any) -> list[Term]:
     """
     grad, inputs = arguments["grad" if "grad" in arguments else "grad_output"], arguments["input"]
     macs = _convolution_macs(arguments, inputs, grad)
-    wanted = arguments.get("output_mask", (True, False))[:2]
-    others = itertools.compress((arguments["weight"], inputs), wanted)
+    output_mask = arguments.get("output_mask", (True, False))[:2]
+    others = itertools.compress((arguments["weight"], inputs), output_mask)
     return [Term(macs=macs, operands=((grad,), (other,))) for other in others]
 
 

@@ -129,15 +129,15 @@ def cost_of(operator: torch._ops.OpOverload, arguments: Arguments, outputs: Any)
     namespace, _, name = operator._schema.name.partition("::")
     if name not in _FREE:  # some free operators end in an underscore, such as `set_`
         name = name.removesuffix("_")
-    tensors, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
+    tensors, results = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
     if name in _FREE or not tensors:
         return 0
     if name in _ELEMENTWISE or torch.Tag.pointwise in operator.tags:
-        flops: int | None = sum(tensor.numel() for tensor in made if is_number(tensor))
+        flops: int | None = sum(tensor.numel() for tensor in results if is_number(tensor))
     elif namespace != "aten":
         return None
     else:
-        flops = _by_table(name, arguments, tensors[0].numel(), made)
+        flops = _by_table(name, arguments, tensors[0].numel(), results)
     return flops and flops * _complex_factor(name, arguments)
 
 
@@ -152,7 +152,9 @@ def _complex_factor(name: str, arguments: Arguments) -> int:
     return 1
 
 
-def _by_table(name: str, arguments: Arguments, inputs: int, made: list[torch.Tensor]) -> int | None:
+def _by_table(
+    name: str, arguments: Arguments, inputs: int, results: list[torch.Tensor]
+) -> int | None:
     """Return the FLOPs of a reduction, an addition at places, a pooling, a norm and the like.
 
     None means that the operator is in no table. Complex numbers count once.
@@ -160,23 +162,23 @@ def _by_table(name: str, arguments: Arguments, inputs: int, made: list[torch.Ten
     Args:
         name: operator name without its namespace.
         inputs: number of elements in the first tensor argument.
-        made: output tensors.
+        results: output tensors.
     """
     if name in _REDUCTIONS:
-        if any(map(is_number, made)):
+        if any(map(is_number, results)):
             return inputs * _REDUCTIONS[name]
         return 0
     if name in _ADDED:
         return int(arguments[_ADDED[name]].numel())
     if name in _PER_OUTPUT:
-        return made[0].numel() * _PER_OUTPUT[name]
+        return results[0].numel() * _PER_OUTPUT[name]
     if name in _ADAPTIVE_POOLING:
         return inputs
     if name in _POOLING:
         kernel = arguments["kernel_size"]
         dimensions = 3 if "3d" in name else 2
         elements = int(prod(kernel) if len(kernel) > 1 else kernel[0] ** dimensions)
-        return made[0].numel() * elements
+        return results[0].numel() * elements
     return _norm(name, arguments, inputs)
 
 

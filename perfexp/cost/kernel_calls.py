@@ -93,23 +93,26 @@ def kernel_of(
         node: number of its autograd node.
     """
     arguments = _by_name(operator, args, keywords)
-    inputs, made = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
+    inputs, results = list(tensors_in(list(arguments.values()))), list(tensors_in(outputs))
     name = operator._schema.name.partition("::")[2]
     changed, overwrites = list[torch.Tensor](), name in _OVERWRITING
     for argument in operator._schema.arguments:
         overwrites |= argument.is_out
         if argument.alias_info is not None and argument.alias_info.is_write:
             changed += tensors_in(arguments.get(argument.name))
+    # batch norms do not declare that training changes their running statistics
     if name in _UNDECLARED and arguments["training"]:
         changed += tensors_in([arguments["running_mean"], arguments["running_var"]])
     input_storages = set(map(storage_of, inputs))
-    new = [tensor for tensor in made if storage_of(tensor) not in input_storages]
-    if made and not new and (not changed or torch.Tag.inplace_view in operator.tags):
+    new = [tensor for tensor in results if storage_of(tensor) not in input_storages]
+    # views read and write nothing by themselves
+    if results and not new and (not changed or torch.Tag.inplace_view in operator.tags):
         return None
     if name in _RESERVING:
         inputs, written = [], []
     else:
         written = [*new, *changed]
+    # these read the shape of their inputs, not the memory
     if name.endswith(_SHAPED_LIKE):
         inputs = []
     elif overwrites:
@@ -171,26 +174,30 @@ def _work(
         registered: returns FLOPs from torch's registry, which may have a formula for a custom
             operator; None if it has none.
     """
-    terms, known = contraction_of(operator._schema.name, arguments, outputs), {}
+    terms, known_flags = contraction_of(operator._schema.name, arguments, outputs), {}
     tensors = tensors_in(list(arguments.values()))
     differentiable = [tensor for tensor in tensors if tensor.requires_grad]
     is_recorded = torch.is_grad_enabled() or operator._schema.name == _OF_PERFEXP
     if terms is None:
         flops = cost_of(operator, arguments, outputs)
         if flops is None:
-            known = {
+            # no formula of perfexp: take the FLOPs that the operator registered with torch
+            known_flags = {
                 "known": registered is not None,
                 "backward_known": not (is_recorded and differentiable),
             }
-            macs, rest = divmod(registered() if registered else 0, 2)
-            terms = [Term(macs=macs, other_flops=rest)]
+            macs, odd_flop = divmod(registered() if registered else 0, 2)
+            terms = [Term(macs=macs, other_flops=odd_flop)]
         else:
-            own, others = list[torch.Tensor](), list[torch.Tensor]()
+            weight_operands, other_operands = list[torch.Tensor](), list[torch.Tensor]()
             if any(map(is_number, tensors_in(outputs))):
                 for tensor in differentiable:
-                    side = own if storage_of(tensor) in weights else others
+                    # a gradient is taken to cost as many FLOPs as the operator itself
+                    side = weight_operands if storage_of(tensor) in weights else other_operands
                     side.append(tensor)
-            terms = [Term(other_flops=flops, operands=(tuple(own), tuple(others)))]
+            terms = [
+                Term(other_flops=flops, operands=(tuple(weight_operands), tuple(other_operands)))
+            ]
     input_flops = weight_flops = 0
     for term in terms:
         for sources in term.operands:
@@ -205,5 +212,5 @@ def _work(
         "flops": sum(term.flops for term in terms),
         "input_gradient_flops": input_flops,
         "weight_gradient_flops": weight_flops,
-        **known,
+        **known_flags,
     }

@@ -55,9 +55,11 @@ class OperatorCall:
         The trace runs on a CPU; the device may compute the call in half precision.
         """
         arguments = list(self.arguments)
-        for place, one in enumerate(arguments):
-            if isinstance(one, TensorLayout):
-                arguments[place] = replace(one, dtype=names.get(one.dtype, one.dtype))
+        for index, argument in enumerate(arguments):
+            if isinstance(argument, TensorLayout):
+                arguments[index] = replace(
+                    argument, dtype=names.get(argument.dtype, argument.dtype)
+                )
         return replace(self, arguments=tuple(arguments))
 
     def allocated(self, device: str) -> list[Any]:
@@ -66,11 +68,11 @@ class OperatorCall:
         A probe measures the workspace of the call with them.
         """
         arguments = list(self.arguments)
-        for place, one in enumerate(arguments):
-            if isinstance(one, TensorLayout):
-                arguments[place] = one.allocated(device)
-            elif isinstance(one, tuple):
-                arguments[place] = list(one)
+        for index, argument in enumerate(arguments):
+            if isinstance(argument, TensorLayout):
+                arguments[index] = argument.allocated(device)
+            elif isinstance(argument, tuple):
+                arguments[index] = list(argument)
         return arguments
 
     def run(self, arguments: list[Any]) -> Any:

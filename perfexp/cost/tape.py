@@ -98,22 +98,22 @@ class ModuleNames:
         self.paths = {module: path_of(name) for name, module in model.named_modules()}
         self._calls: Counter[tuple[torch.nn.Module, bool]] = Counter()
 
-    def next_call(self, module: torch.nn.Module, again: bool = False) -> Call:
+    def next_call(self, module: torch.nn.Module, is_recomputed: bool = False) -> Call:
         """Return a `Call` for a module that is about to be called.
 
         Without inner module calls, it is a single row for torch's own layers and modules without
         submodules.
 
         Args:
-            again: whether the call belongs to a recomputation (activation checkpointing); those
-                calls are numbered separately.
+            is_recomputed: whether the call belongs to a recomputation (activation checkpointing);
+                those calls are numbered separately.
         """
-        number, kind = self._calls[module, again], type(module).__name__
-        self._calls[module, again] += 1
-        whole = type(module).__module__.startswith("torch.nn") or not (
+        number, kind = self._calls[module, is_recomputed], type(module).__name__
+        self._calls[module, is_recomputed] += 1
+        is_leaf_call = type(module).__module__.startswith("torch.nn") or not (
             module is self.model or module._modules
         )
-        return Call(path=self.paths.get(module, kind), number=number, kind=kind, whole=whole)
+        return Call(path=self.paths.get(module, kind), number=number, kind=kind, whole=is_leaf_call)
 
     def restart(self) -> None:
         """Begin the next model call: numbers start at 0 again."""
@@ -384,11 +384,11 @@ def nodes_behind(outputs: Any) -> list[torch.autograd.graph.Node]:
     Nodes that accumulate parameter gradients are left out. `measuring.layers.profiling` times the
     backward pass by them, too.
     """
-    waiting = [tensor.grad_fn for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
+    pending = [tensor.grad_fn for tensor in tensors_in(outputs) if tensor.grad_fn is not None]
     seen: dict[torch.autograd.graph.Node, None] = {}
-    while waiting:
-        node = waiting.pop()
+    while pending:
+        node = pending.pop()
         if node not in seen and not node.name().endswith(ACCUMULATE):
             seen[node] = None
-            waiting += [following for following, _ in node.next_functions if following is not None]
+            pending += [following for following, _ in node.next_functions if following is not None]
     return list(seen)

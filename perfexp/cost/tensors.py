@@ -91,20 +91,22 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 
     These may contain themselves. Arguments and results of modules and operators are searched by it.
     """
-    waiting, seen = [value], set[int]()
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, torch.Tensor):
-            yield one
+    pending, seen = [value], set[int]()
+    while pending:
+        current = pending.pop()
+        if isinstance(current, torch.Tensor):
+            yield current
             continue
-        if id(one) in seen:
+        if id(current) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, Mapping):
-            waiting += reversed(list(one.values()))
-        elif isinstance(one, (tuple, list)):
-            waiting += reversed(one)
-        elif isinstance(one, (set, frozenset)):
-            waiting += one
-        elif dataclasses.is_dataclass(one) and not isinstance(one, type):
-            waiting += reversed([getattr(one, field.name) for field in dataclasses.fields(one)])
+        seen.add(id(current))
+        if isinstance(current, Mapping):
+            pending += reversed(list(current.values()))
+        elif isinstance(current, (tuple, list)):
+            pending += reversed(current)
+        elif isinstance(current, (set, frozenset)):
+            pending += current
+        elif dataclasses.is_dataclass(current) and not isinstance(current, type):
+            pending += reversed(
+                [getattr(current, field.name) for field in dataclasses.fields(current)]
+            )

@@ -115,8 +115,8 @@ def trial_outputs(
 ) -> Any:
     """Return a module's outputs for one input tensor of this shape, as stand-ins.
 
-    Use it only in a function from `isolated`. `convolution.layer_support` finds a model's
-    convolutions this way.
+    The module's tensors are replaced for good, so call it only within a function that `isolated`
+    runs in its own process. `convolution.layer_support` finds a model's convolutions this way.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with torch.inference_mode(False), torch.set_grad_enabled(gradients):
@@ -137,19 +137,19 @@ def replace_tensors(module: torch.nn.Module, mode: FakeTensorMode) -> None:
         raise RuntimeError(
             "stand-ins in this process could be timed: call this in an isolated function"
         )
-    made: dict[int, torch.Tensor] = {}
+    stand_ins: dict[int, torch.Tensor] = {}
     for part in module.modules():
         for tensors in (part._parameters, part._buffers):
             for name, tensor in tensors.items():
                 if tensor is None:
                     continue
-                if id(tensor) not in made:
-                    made[id(tensor)] = stand_in(tensor, mode)
-                tensors[name] = made[id(tensor)]  # type: ignore[assignment]
+                if id(tensor) not in stand_ins:
+                    stand_ins[id(tensor)] = stand_in(tensor, mode)
+                tensors[name] = stand_ins[id(tensor)]  # type: ignore[assignment]
     for part in module.modules():
         for value in vars(part).values():
             if type(value) is list:  # e.g. a recurrent network's second references to its weights
-                value[:] = [made.get(id(one), one) for one in value]
+                value[:] = [stand_ins.get(id(item), item) for item in value]
 
 
 def stand_in(tensor: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
@@ -221,20 +221,20 @@ def cuda_answers() -> dict[str, Any]:
     return {name: getattr(torch.cuda, name)() for name in _CUDA_QUESTIONS}
 
 
-def _adapt_cuda(known: dict[str, Any]) -> None:
+def _adapt_cuda(answers: dict[str, Any]) -> None:
     """Let torch work in a forked process as if CUDA did, permanently.
 
     Args:
-        known: the parent's `cuda_answers`; empty if the parent does not use CUDA.
+        answers: the parent's `cuda_answers`; empty if the parent does not use CUDA.
     """
-    if not known:
+    if not answers:
         return
-    for name, result in known.items():
+    for name, result in answers.items():
         setattr(torch.cuda, name, lambda *_, result=result, **__: result)
     torch.cuda._initialized = False  # otherwise checkpointing saves the device's random state
     torch.cuda._lazy_init = torch.cuda.synchronize = lambda *_: None
     fake_tensor.init_gpu_context = lambda _: None  # type: ignore[assignment]
-    leave_device_unselected(known["current_device"])
+    leave_device_unselected(answers["current_device"])
 
 
 def leave_device_unselected(index: int) -> None:
@@ -254,6 +254,7 @@ def leave_device_unselected(index: int) -> None:
     select_backend = torch._C._select_conv_backend
 
     def meta_once(args: Any) -> Any:
+        """Return a tensor's device, but `meta` for the first query of an `unselected` method."""
         if answer_meta and answer_meta.pop():
             return torch.device("meta")
         return device_of(args)
@@ -313,10 +314,10 @@ def _made_on_host(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
 
     @wraps(make)
     def call(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
-        made = make(*args, device="cpu", **kwargs)
+        tensor = make(*args, device="cpu", **kwargs)
         if device is None:
-            return made
-        return made.to(device)
+            return tensor
+        return tensor.to(device)
 
     return call
 

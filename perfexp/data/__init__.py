@@ -86,8 +86,8 @@ def check(data: Data) -> None:
 
     The worker calls it before it opens the data.
     """
-    lacking = [name for name in (*Data.__annotations__, "open") if not hasattr(data, name)]
-    if lacking:
+    missing = [name for name in (*Data.__annotations__, "open") if not hasattr(data, name)]
+    if missing:
         raise UserError(
-            f"data: {type(data).__name__} lacks {', '.join(lacking)}; see perfexp.data.Data."
+            f"data: {type(data).__name__} lacks {', '.join(missing)}; see perfexp.data.Data."
         )

@@ -315,10 +315,10 @@ class DeviceBatches:
         If that is impossible, each batch is created operation by operation. The position is
         restored, since capturing advances it.
         """
-        self._can_capture, place = False, self._upcoming.clone()
+        self._can_capture, upcoming = False, self._upcoming.clone()
         with suppress(Unsupported):
             self._launch = captures(self._session.device)(self._make)
-        self._upcoming.copy_(place)
+        self._upcoming.copy_(upcoming)
 
     def _cut(self, places: torch.Tensor) -> Batch:
         """Return the batch at these positions in the pass's order, int64 (batch,)."""

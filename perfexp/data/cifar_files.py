@@ -255,16 +255,16 @@ def read(root: Path, classes: int) -> FolderContents:
         UserError: files are missing or have another format.
     """
     native = FORMATS[classes][0]
-    if (found := find(root, classes)) is None:
+    if (location := find(root, classes)) is None:
         text = f"There is no CIFAR-{classes} in {root.absolute()}. {_remedy(root, native)}"
         if classes == 10:
             text += " perfexp make-data cifar10 DIR makes a small set to try out."
         raise UserError(text)
-    folder, style, missing = found
+    folder, style, missing = location
     if missing:
         # a download unpacks into a subfolder, so it must start above an incomplete one
-        place = folder.parent if style is native else root
-        raise UserError(f"{folder} lacks {', '.join(missing)}. {_remedy(place, native)}")
+        target = folder.parent if style is native else root
+        raise UserError(f"{folder} lacks {', '.join(missing)}. {_remedy(target, native)}")
     return style.read(folder, classes)
 
 
@@ -304,8 +304,8 @@ def download(root: Path, classes: int) -> None:
     with locks.opened(f"download-{style.archive}") as lock:
         # only the first of several processes downloads; the others find its files
         fcntl.flock(lock, fcntl.LOCK_EX)
-        found = find(root, classes)
-        if found and not found[2]:
+        location = find(root, classes)
+        if location and not location[2]:
             return
         archive = root / style.archive
         try:

@@ -21,9 +21,9 @@ from PIL import Image, ImageOps
 from torch.nn.functional import pad
 
 from perfexp.data.cityscapes_folder import (
-    AGAIN,
     CLASSES,
     MADE,
+    REPAIR_ADVICE,
     VOID,
     Pair,
     find_pairs,
@@ -92,9 +92,11 @@ def cropped(
         classes: number of classes; a mask with others raises `UserError`.
     """
     image = read_image(pair.image)
-    whole, shape = (image.height, image.width), (size[1], size[0])
-    mask = Image.fromarray(train_ids(read_mask(pair.mask), pair.mask, size=whole, classes=classes))
-    box = _random_box(whole, size) if training else (0, 0, image.width, image.height)
+    image_size, shape = (image.height, image.width), (size[1], size[0])
+    mask = Image.fromarray(
+        train_ids(read_mask(pair.mask), pair.mask, size=image_size, classes=classes)
+    )
+    box = _random_box(image_size, size) if training else (0, 0, image.width, image.height)
     image = image.resize(shape, Image.Resampling.BILINEAR, box=box)
     mask = mask.resize(shape, Image.Resampling.NEAREST, box=box)
     if training and torch.rand(()) < 0.5:
@@ -102,19 +104,22 @@ def cropped(
     return to_tensor(image), torch.from_numpy(np.array(mask)).long()
 
 
-def _random_box(whole: tuple[int, int], size: tuple[int, int]) -> tuple[float, float, float, float]:
+def _random_box(
+    image_size: tuple[int, int], size: tuple[int, int]
+) -> tuple[float, float, float, float]:
     """Return left, top, right and bottom of a random part of an image, from torch's generator.
 
     Args:
-        whole: height and width of the image.
+        image_size: height and width of the image.
         size: height and width of the crop that the part is resized to.
     """
     fraction, across, down = torch.rand(3).tolist()
-    least_scale = max(size[0] / whole[0], size[1] / whole[1])  # the image just fills the crop
+    # the image just fills the crop
+    least_scale = max(size[0] / image_size[0], size[1] / image_size[1])
     scale = max(_SCALES[0] + fraction * (_SCALES[1] - _SCALES[0]), least_scale)
-    height, width = min(size[0] / scale, whole[0]), min(size[1] / scale, whole[1])
-    left, top = across * (whole[1] - width), down * (whole[0] - height)
-    return left, top, min(left + width, whole[1]), min(top + height, whole[0])
+    height, width = min(size[0] / scale, image_size[0]), min(size[1] / scale, image_size[1])
+    left, top = across * (image_size[1] - width), down * (image_size[0] - height)
+    return left, top, min(left + width, image_size[1]), min(top + height, image_size[0])
 
 
 #: Keys under which a configuration may have a pipeline. mmengine itself uses that of the loader,
@@ -185,7 +190,7 @@ class SamplePipeline:
         except (UserError, MemoryError):
             raise
         except Exception as error:  # a transform is arbitrary code
-            read_image(pair.image, AGAIN)
+            read_image(pair.image, REPAIR_ADVICE)
             read_mask(pair.mask)
             raise UserError(
                 f"The {self._of} fails at {pair.image}: {type(error).__name__}: {error}"

@@ -45,7 +45,7 @@ VOID = 255
 LABEL_IDS = (7, 8, 11, 12, 13, 17, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 31, 32, 33)
 
 #: Advice in messages about files that cannot be decoded.
-AGAIN = "Get it again, or take it out."
+REPAIR_ADVICE = "Get it again, or take it out."
 #: Endings of files with train ids, and with label ids.
 TRAIN_IDS_END, LABEL_IDS_END = "_gtFine_labelTrainIds.png", "_gtFine_labelIds.png"
 
@@ -61,7 +61,7 @@ def read_mask(file: Path) -> Mask:
     Raises:
         UserError: the file cannot be decoded or is not a mask.
     """
-    with decoding(file, "a mask", AGAIN) as mask:
+    with decoding(file, "a mask", REPAIR_ADVICE) as mask:
         numbers = np.array(mask)
     if numbers.ndim != 2 or (
         numbers.dtype != np.uint8 and numbers.size and int(numbers.max()) > VOID
@@ -223,11 +223,11 @@ def find_pairs(root: Path, split: str) -> list[Pair]:
         raise UserError(
             f"There are no images CITY/*{_IMAGE_END} in {root / IMAGES / split}. {WHERE}"
         )
-    if lacking := files.without_mask:
+    if unmasked := files.without_mask:
         raise UserError(
-            f"{len(lacking)} of {len(files.images)} images in {root / IMAGES / split} have no "
-            f"mask, the first is {lacking[0].name}: it needs *{TRAIN_IDS_END} or *{LABEL_IDS_END} "
-            f"in {root / MASKS / split / lacking[0].parent.name}."
+            f"{len(unmasked)} of {len(files.images)} images in {root / IMAGES / split} have no "
+            f"mask, the first is {unmasked[0].name}: it needs *{TRAIN_IDS_END} or *{LABEL_IDS_END} "
+            f"in {root / MASKS / split / unmasked[0].parent.name}."
         )
     return files.pairs
 
@@ -238,7 +238,7 @@ def inspect(pair: Pair) -> str | None:
     `survey` calls it for each pair.
     """
     try:
-        image = read_image(pair.image, AGAIN)
+        image = read_image(pair.image, REPAIR_ADVICE)
         train_ids(
             read_mask(pair.mask), pair.mask, size=(image.height, image.width), classes=len(CLASSES)
         )

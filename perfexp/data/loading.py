@@ -147,8 +147,8 @@ class Loading:
 
     def __post_init__(self) -> None:
         if self.workers < 0 or self.prefetch_factor < 1:
-            given = f"data.workers={self.workers} data.prefetch_factor={self.prefetch_factor}"
-            raise UserError(f"{given}: at least 0 and 1.")
+            settings = f"data.workers={self.workers} data.prefetch_factor={self.prefetch_factor}"
+            raise UserError(f"{settings}: at least 0 and 1.")
 
     def samples(
         self, session: Session, input_size: tuple[int, int], *, training: bool, seed: int

@@ -55,7 +55,7 @@ class Rotating(Cycled):
         size = _size(first.inputs) or cache_bytes or 1
         self.copies = max(math.ceil(_TIMES_CACHE * cache_bytes / size) + 1, 2)
         inputs = [first.inputs, *(session.copy(first).inputs for _ in range(self.copies - 1))]
-        rotating = (Batch(inputs=one, targets=batches.next().targets) for one in cycle(inputs))
+        rotating = (Batch(inputs=copy, targets=batches.next().targets) for copy in cycle(inputs))
         super().__init__(rotating, batches.per_epoch, constant=False)
 
 

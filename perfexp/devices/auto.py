@@ -15,7 +15,7 @@ from typing import Any
 
 from perfexp.devices import Device, nvml
 from perfexp.devices.cpu import CpuDevice
-from perfexp.devices.meters import DeviceMeters, rapl, together
+from perfexp.devices.meters import DeviceMeters, combine, rapl
 from perfexp.devices.meters.nvml import find as find_nvml
 from perfexp.errors import DeviceMismatch
 
@@ -62,13 +62,13 @@ def predicted_name(index: int = 0) -> str | None:
 
 
 def predicted_meters(name: str, indices: Iterable[int]) -> DeviceMeters | None:
-    """Predict a run's energy meters without torch or the device; None if unknown.
+    """Return the energy meters that a run would find, without torch; None if unknown.
 
-    A dry run reports with it why energy would be missing.
+    A dry run calls it to report why energy would be missing.
 
     Args:
         name: option in the group `gpu`.
-        indices: CUDA devices for the run.
+        indices: numbers of the run's devices, in CUDA's order.
     """
     numbers = list(indices)
     if name == "auto":
@@ -77,7 +77,7 @@ def predicted_meters(name: str, indices: Iterable[int]) -> DeviceMeters | None:
         return rapl.find()
     try:
         boards = nvml.visible_boards() or []
-        return together([find_nvml(boards[number]["uuid"]) for number in numbers])
+        return combine([find_nvml(boards[number]["uuid"]) for number in numbers])
     except Exception:  # no driver, no such board, or an AMD board
         return None
 

@@ -86,8 +86,8 @@ class CpuDevice(Device):
 
         It counts from the last reset, if the system supports one.
         """
-        own = self._flushed.nbytes if self._flushed is not None else 0
-        return [Metric.of(PEAK_MEMORY, _peak_resident_bytes() - own)]
+        flush_bytes = self._flushed.nbytes if self._flushed is not None else 0
+        return [Metric.of(PEAK_MEMORY, _peak_resident_bytes() - flush_bytes)]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether an exception means that the host ran out of memory."""

@@ -176,12 +176,12 @@ class CudaDevice(Device):
         The growth since before the context includes libraries that bypass torch's allocator.
         """
         # the array that flushes the cache is not the model's
-        own = self._flushed.nbytes if self._flushed is not None else 0
+        flush_bytes = self._flushed.nbytes if self._flushed is not None else 0
         device, reason = self._added_board_bytes()
-        device = None if device is None else device - own
+        device = None if device is None else device - flush_bytes
         return [
-            Metric.of(PEAK_MEMORY, torch.cuda.max_memory_allocated() - own),
-            Metric.of(RESERVED_MEMORY, torch.cuda.max_memory_reserved() - own),
+            Metric.of(PEAK_MEMORY, torch.cuda.max_memory_allocated() - flush_bytes),
+            Metric.of(RESERVED_MEMORY, torch.cuda.max_memory_reserved() - flush_bytes),
             Metric.of(DEVICE_MEMORY, device, reason=reason),
         ]
 
@@ -379,10 +379,12 @@ def open_device(
     """
     device_name = torch.cuda.get_device_name(index) if is_available(index) else ""
     if not (device_name and re.search(match or "", device_name, re.IGNORECASE)):
-        here = device_name or f"{processor_name()}, with {torch.cuda.device_count()} CUDA devices"
-        wanted = (facts or {}).get("product") or "a CUDA device"
+        device_text = (
+            device_name or f"{processor_name()}, with {torch.cuda.device_count()} CUDA devices"
+        )
+        product = (facts or {}).get("product") or "a CUDA device"
         raise DeviceMismatch(
-            f"gpu={name} gpu.index={index} asks for {wanted}; this job runs on: {here}. "
+            f"gpu={name} gpu.index={index} asks for {product}; this job runs on: {device_text}. "
             "Choose gpu=auto, another gpu.index, or the machine that has it."
         )
     return CudaDevice(index=index)

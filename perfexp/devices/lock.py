@@ -38,7 +38,7 @@ def held(
         yield
         return
     with locks.opened(name) as descriptor:
-        if not locks.taken(descriptor):
+        if not locks.try_lock(descriptor):
             owner = _owner(descriptor)
             if not wait:
                 raise UserError(
@@ -52,14 +52,14 @@ def held(
 
 
 def holder(name: str) -> str | None:
-    """Return the owner of a device lock, None if it is free.
+    """Return a text about the process that holds a device lock; None if it is free.
 
     Raises `UserError` if locks are impossible here. `perfexp doctor` shows it.
     """
     if not lock_path(name).exists():
         return None
     with locks.opened(name, os.O_RDONLY) as descriptor:
-        if locks.taken(descriptor, fcntl.LOCK_SH):
+        if locks.try_lock(descriptor, fcntl.LOCK_SH):
             return None
         return _owner(descriptor)
 

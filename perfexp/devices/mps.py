@@ -69,8 +69,8 @@ class MpsDevice(CpuDevice):
 
     def memory(self) -> list[Metric]:
         """Return the memory that torch has allocated now, instead of a peak."""
-        own = self._evicting.nbytes if self._evicting is not None else 0
-        return [Metric.of(PEAK_MEMORY, torch.mps.driver_allocated_memory() - own)]
+        flush_bytes = self._evicting.nbytes if self._evicting is not None else 0
+        return [Metric.of(PEAK_MEMORY, torch.mps.driver_allocated_memory() - flush_bytes)]
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Return whether the GPU or the host ran out of memory."""
@@ -82,8 +82,8 @@ class MpsDevice(CpuDevice):
 
     def doubts(self) -> list[Diagnostic]:
         """Return the diagnostic that this device is untested and has no clock of its own."""
-        what = f"{self.name}; each call waits for it, and has no device time"
-        return [diagnostics.make("untested", what=what)]
+        message = f"{self.name}; each call waits for it, and has no device time"
+        return [diagnostics.make("untested", what=message)]
 
 
 def open_device(**_: Any) -> MpsDevice:

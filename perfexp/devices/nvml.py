@@ -204,9 +204,12 @@ def all_boards() -> dict[str, Any]:
 
     Raises the same errors as `initialized`.
     """
-    boards = [(own, Board(own["uuid"])) for own in _identities()]
+    boards = [(identity, Board(identity["uuid"])) for identity in _identities()]
     return {
-        "boards": [{**own, "facts": board.facts(), "state": board.state()} for own, board in boards]
+        "boards": [
+            {**identity, "facts": board.facts(), "state": board.state()}
+            for identity, board in boards
+        ]
     }
 
 
@@ -230,7 +233,7 @@ def places() -> list[tuple[str, str]]:
 def visible_names() -> list[str] | None:
     """Return the names of `visible_boards`; None if only CUDA can know them."""
     boards = visible_boards()
-    return None if boards is None else [own["name"] for own in boards]
+    return None if boards is None else [board["name"] for board in boards]
 
 
 def visible_boards() -> list[dict[str, str]] | None:
@@ -240,17 +243,19 @@ def visible_boards() -> list[dict[str, str]] | None:
     use them before torch is imported.
     """
     identities = _identities()
-    uuids = [own["uuid"] for own in identities]
+    uuids = [identity["uuid"] for identity in identities]
     # CUDA lists MIG slices and, by default, sorts different boards by speed
     is_sliced = any(Board(uuid).facts()["mig"] for uuid in uuids)
-    is_mixed = len({own["name"] for own in identities}) > 1
+    is_mixed = len({identity["name"] for identity in identities}) > 1
     if is_sliced or (is_mixed and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID"):
         return None
     visible: list[dict[str, str]] = []
     for text in os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(uuids)).split(","):
         word = text.strip()
-        matching = [own for number, own in enumerate(identities) if word == str(number)]
-        matching += [own for own in identities if word and own["uuid"].startswith(word)]
+        matching = [identity for number, identity in enumerate(identities) if word == str(number)]
+        matching += [
+            identity for identity in identities if word and identity["uuid"].startswith(word)
+        ]
         if len(matching) != 1:  # CUDA ignores all later entries
             break
         visible += matching

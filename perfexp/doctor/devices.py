@@ -118,15 +118,18 @@ def cuda_devices(facts: Facts) -> Sequence[Mapping[str, Any]]:
 
 def _none(facts: Facts, choice: Choice) -> Chosen:
     """Return that the choice has no device here, with the reason and the devices that there are."""
-    wanted = {"mps": "Apple's GPU", "auto": "the best device"}.get(choice.name)
-    wanted = wanted or facts["gpu_files"][choice.name]["product"] or "a CUDA device"
+    requirement = {"mps": "Apple's GPU", "auto": "the best device"}.get(choice.name)
+    requirement = requirement or facts["gpu_files"][choice.name]["product"] or "a CUDA device"
     if not _are_known(facts):
         return Chosen(
-            kind=None, name=f"asks for {wanted}; torch could not list the devices of this machine"
+            kind=None,
+            name=f"asks for {requirement}; torch could not list the devices of this machine",
         )
-    here = ", ".join(f"{device['name']} (cuda:{device['index']})" for device in cuda_devices(facts))
-    here = here or f"{facts['machine']['cpu']['name']}, with 0 CUDA devices"
-    return Chosen(kind=None, name=f"asks for {wanted}; here is: {here}")
+    devices = ", ".join(
+        f"{device['name']} (cuda:{device['index']})" for device in cuda_devices(facts)
+    )
+    devices = devices or f"{facts['machine']['cpu']['name']}, with 0 CUDA devices"
+    return Chosen(kind=None, name=f"asks for {requirement}; here is: {devices}")
 
 
 def _are_known(facts: Facts) -> bool:
@@ -152,8 +155,8 @@ def _choice(facts: Facts, choice: Choice, chosen: Chosen) -> Finding:
         return warn(check, f"there is no cuda:{choice.index}: {chosen.name}", "another gpu.index")
     if part(facts, "torch").get("rocm") and chosen.device:
         return untested(check, f"{chosen.name}: ROCm has not been tried")
-    place = f" (cuda:{choice.index})" if chosen.device else ""
-    return ok(check, f"{chosen.name}{place}")
+    index_text = f" (cuda:{choice.index})" if chosen.device else ""
+    return ok(check, f"{chosen.name}{index_text}")
 
 
 def _cuda(facts: Facts, device: Mapping[str, Any]) -> Finding:
@@ -275,8 +278,8 @@ def _driver(facts: Facts, board: Mapping[str, Any] | None) -> Finding:
             "convolutions are slow without it: install torch with cuDNN",
         )
     # 90100 is version 9.1.0, 8902 is 8.9.2
-    major, rest = divmod(torch["cudnn"], 10_000 if torch["cudnn"] >= 90_000 else 1_000)
-    return ok("CUDA", f"{observation}, cuDNN {major}.{rest // 100}.{rest % 100}")
+    major, minor_patch = divmod(torch["cudnn"], 10_000 if torch["cudnn"] >= 90_000 else 1_000)
+    return ok("CUDA", f"{observation}, cuDNN {major}.{minor_patch // 100}.{minor_patch % 100}")
 
 
 def _clocks(clocks: Mapping[str, Any], board: Mapping[str, Any]) -> Iterator[Finding]:

@@ -194,9 +194,9 @@ def other_cpu_seconds(*, of_ranks: bool = False) -> float:
     idle = times.idle + getattr(times, "iowait", 0.0)
     # already counted in user and nice
     guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-    own = psutil.Process()
-    parent = own.parent()
-    family = [own, *own.children(recursive=True)]
+    this_process = psutil.Process()
+    parent = this_process.parent()
+    family = [this_process, *this_process.children(recursive=True)]
     if parent:
         family = [parent, *(parent.children(recursive=True) if of_ranks else family)]
     return float(sum(times) - idle - guests - sum(map(_cpu_seconds, family)))
@@ -307,14 +307,14 @@ def requirements(distribution: str = "perfexp") -> dict[str, dict[str, Any]] | N
     compares the installed versions with it.
     """
     try:
-        wanted = list(map(Requirement, importlib.metadata.requires(distribution) or []))
+        declared = list(map(Requirement, importlib.metadata.requires(distribution) or []))
     except importlib.metadata.PackageNotFoundError:
         return None
-    found = {}
-    for one in wanted:
-        if one.marker is None or one.marker.evaluate({"extra": ""}):
-            found[one.name] = _requirement(one)
-    return found
+    packages = {}
+    for requirement in declared:
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            packages[requirement.name] = _requirement(requirement)
+    return packages
 
 
 def cpu_quota_cores(
@@ -326,8 +326,8 @@ def cpu_quota_cores(
     """
     lines = (_read(membership) or "").splitlines()
     # version 2 of control groups has the number 0
-    own = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    group = root / own.lstrip("/")
+    group_path = next((line[3:] for line in lines if line.startswith("0::")), "/")
+    group = root / group_path.lstrip("/")
     groups = [at for at in (group, *group.parents) if at.is_relative_to(root)]
     quotas = [_quota(at / "cpu.max") for at in groups]
     return min((quota for quota in quotas if quota is not None), default=None)
@@ -346,8 +346,8 @@ def tool(
     """
     if on_path := shutil.which(name):
         return {"path": on_path, "on_path": True}
-    for place in _TOOLS[name] if places is None else places:
-        programs = [file for file in root.glob(place.lstrip("/")) if os.access(file, os.X_OK)]
+    for pattern in _TOOLS[name] if places is None else places:
+        programs = [file for file in root.glob(pattern.lstrip("/")) if os.access(file, os.X_OK)]
         if programs:
             return {"path": str(max(programs)), "on_path": False}
     return None
@@ -362,11 +362,11 @@ def folder(path: Path) -> dict[str, Any]:
     return {"path": str(path), "writable": writable, "free_bytes": shutil.disk_usage(existing).free}
 
 
-def _requirement(wanted: Requirement) -> dict[str, Any]:
+def _requirement(declared: Requirement) -> dict[str, Any]:
     """Return one package's range of versions, its installed version, and whether it fits."""
-    version = _version(wanted.name)
-    fits = version is not None and wanted.specifier.contains(version, prereleases=True)
-    return {"wanted": str(wanted.specifier), "version": version, "fits": fits}
+    version = _version(declared.name)
+    fits = version is not None and declared.specifier.contains(version, prereleases=True)
+    return {"wanted": str(declared.specifier), "version": version, "fits": fits}
 
 
 def _quota(file: Path) -> float | None:

@@ -28,7 +28,7 @@ _NULL = "energy will be null, with this reason"
 
 
 def try_meters(
-    found: DeviceMeters,
+    device_meters: DeviceMeters,
     *,
     now: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
@@ -38,13 +38,17 @@ def try_meters(
     Without meters, `reason` has the reason.
 
     Args:
-        found: meters of a device.
+        device_meters: meters of a device.
         now: clock in seconds.
         sleep: waits for some seconds.
     """
-    if not found.meters:
-        return {"reason": found.reason, "doubts": msgspec.to_builtins(found.doubts), "meters": []}
-    tracks = [Track(meter, now) for meter in found.meters]
+    if not device_meters.meters:
+        return {
+            "reason": device_meters.reason,
+            "doubts": msgspec.to_builtins(device_meters.doubts),
+            "meters": [],
+        }
+    tracks = [Track(meter, now) for meter in device_meters.meters]
     power = Power(Watch(tracks, now, _RULES).run(sleep), tracks)
     meters = []
     for track, facts in zip(tracks, power.facts(), strict=True):
@@ -53,7 +57,7 @@ def try_meters(
         meters.append({**short, "no_energy": track.no_energy, "no_power": track.no_power})
     return {
         "reason": "",
-        "doubts": msgspec.to_builtins([*found.doubts, *power.doubts]),
+        "doubts": msgspec.to_builtins([*device_meters.doubts, *power.doubts]),
         "meters": meters,
     }
 

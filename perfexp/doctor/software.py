@@ -169,14 +169,16 @@ def _packages(requirements: Mapping[str, Any] | None) -> Iterator[Finding]:
             "packages", "perfexp itself is not installed: its requirements are unknown", _INSTALL
         )
         return
-    rest = {
+    optional = {
         name: requirement for name, requirement in requirements.items() if name not in _OWN_LINE
     }
-    for name, requirement in rest.items():
+    for name, requirement in optional.items():
         if not requirement["fits"]:
-            here = requirement["version"] or "not installed"
-            observation = f"{here}; perfexp needs {requirement['wanted'] or 'it'}"
+            version = requirement["version"] or "not installed"
+            observation = f"{version}; perfexp needs {requirement['wanted'] or 'it'}"
             yield fail(name, observation, f"{_INSTALL}, or pip install '{name}'")
-    if all(requirement["fits"] for requirement in rest.values()):
-        named = [f"{name} {rest[name]['version']}" for name in _NAMED if name in rest]
-        yield ok("packages", ", ".join([*named, f"{len(rest) - len(named)} others"]) + ": all fit")
+    if all(requirement["fits"] for requirement in optional.values()):
+        named = [f"{name} {optional[name]['version']}" for name in _NAMED if name in optional]
+        yield ok(
+            "packages", ", ".join([*named, f"{len(optional) - len(named)} others"]) + ": all fit"
+        )

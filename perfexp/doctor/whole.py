@@ -138,12 +138,13 @@ def _repeatability(classes: Mapping[str, Any]) -> Finding:
     Args:
         classes: relative spread between processes, and number of measurements, by class of points.
     """
-    shown = {name: one for name, one in classes.items() if one["measurements"]}
+    shown = {name: spread for name, spread in classes.items() if spread["measurements"]}
     if not shown:
         remedy = "perfexp selfcheck measures it"
         return missing("repeatability", "how much processes differ here is not known", remedy)
     spreads = ", ".join(
-        f"{name} {one['spread']:.1%} ({one['measurements']})" for name, one in shown.items()
+        f"{name} {spread['spread']:.1%} ({spread['measurements']})"
+        for name, spread in shown.items()
     )
     return ok("repeatability", f"typical spread between processes (measurements): {spreads}")
 
@@ -292,9 +293,11 @@ def _read_pairs(split: str, facts: Mapping[str, Any]) -> Iterator[Finding]:
             "--json lists all",
         )
     if facts["read"] and not problems:
-        whole = (
+        summary = (
             "all"
             if facts["read"] == facts["pairs"]
             else f"{facts['read']} of {facts['pairs']}, evenly spread,"
         )
-        yield ok(check, f"{whole} read whole: images and masks agree, labels from 0 to 18 and 255")
+        yield ok(
+            check, f"{summary} read whole: images and masks agree, labels from 0 to 18 and 255"
+        )

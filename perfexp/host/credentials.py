@@ -52,13 +52,14 @@ def hide(node: Any) -> Any:
         return mask(node)
     if node.lstrip().startswith(_FILES):
         return node
-    masked = shown = _QUERY.sub(rf"\1{_MASK}", _USER.sub(f"{_MASK}@", node))
+    masked = hidden_text = _QUERY.sub(rf"\1{_MASK}", _USER.sub(f"{_MASK}@", node))
     if masked != node:
         for number in count(2):
-            if _hidden.setdefault(shown, node) == node:
+            if _hidden.setdefault(hidden_text, node) == node:
                 break
-            shown = masked.replace(_MASK, f"{_MASK}{number}", 1)  # same address, another credential
-    return shown
+            # same address, another credential
+            hidden_text = masked.replace(_MASK, f"{_MASK}{number}", 1)
+    return hidden_text
 
 
 def reveal(url: str) -> str:

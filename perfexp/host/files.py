@@ -52,7 +52,7 @@ def disk_error(error: OSError) -> PerfexpError:
     Runs and workers raise it. If the folder itself was removed, the message names the first missing
     folder.
     """
-    where = f": {error.filename}" if error.filename else ""
+    file_text = f": {error.filename}" if error.filename else ""
     if (
         error.errno == errno.ENOENT
         and error.filename
@@ -65,7 +65,7 @@ def disk_error(error: OSError) -> PerfexpError:
             "Repeat the command to measure everything again."
         )
     return PerfexpError(
-        f"{error.strerror or error}{where}. Every finished point is on disk; "
+        f"{error.strerror or error}{file_text}. Every finished point is on disk; "
         "fix the cause and repeat the command with output_dir=DIR of this run to measure the rest."
     )
 

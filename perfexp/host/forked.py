@@ -121,21 +121,23 @@ class Forked:
         self._process.join()
 
 
-def _serve(function: Callable[..., Any], own: Connection, theirs: Connection, parent: int) -> None:
+def _serve(
+    function: Callable[..., Any], child_end: Connection, parent_end: Connection, parent: int
+) -> None:
     """Call the function for each request, in the copy, until the other end of the pipe is closed.
 
     An answer is a pair: the exception that the function raised or None, and its result.
 
     Args:
-        own: the copy's end of the pipe.
-        theirs: the parent's end, which the copy inherits and closes.
+        child_end: the copy's end of the pipe.
+        parent_end: the parent's end, which the copy inherits and closes.
         parent: process id of the parent.
     """
-    theirs.close()
-    _detach(parent, own)
+    parent_end.close()
+    _detach(parent, child_end)
     while True:
         try:
-            arguments = own.recv()
+            arguments = child_end.recv()
         except EOFError:
             return
         error, result = None, None
@@ -143,23 +145,23 @@ def _serve(function: Callable[..., Any], own: Connection, theirs: Connection, pa
             result = function(*arguments)
         except Exception as raised:
             error = raised
-        own.send((error, result))
+        child_end.send((error, result))
 
 
-def _detach(parent: int, own: Connection) -> None:
+def _detach(parent: int, child_end: Connection) -> None:
     """Detach this copy from the parent's streams, interrupts, connections and destructors.
 
     The copy still ends with the parent.
 
     Args:
-        own: the copy's end of the pipe to the parent, which goes on working.
+        child_end: the copy's end of the pipe to the parent, which goes on working.
     """
     lifeline.die_with(parent)
     current_process().daemon = False  # a copy may make copies
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for stream in {0, 1, 2} - {own.fileno()}:  # the pipe has one if it was closed before
+    for stream in {0, 1, 2} - {child_end.fileno()}:  # the pipe has one if it was closed before
         os.dup2(nowhere, stream)
     # a copied connection, for example to a data-loader worker, is the parent's: using it raises
     for name in _TRANSFERS:

@@ -54,7 +54,7 @@ def _take(host: int, kind: int, waiting: Callable[[str], None]) -> None:
     Args:
         kind: `fcntl.LOCK_SH` to work beside others, `LOCK_EX` for a turn.
     """
-    if not locks.taken(host, kind):
+    if not locks.try_lock(host, kind):
         waiting("waiting for the host: other runs of the sweep are at work")
         fcntl.flock(host, kind)
 

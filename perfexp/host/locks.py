@@ -57,8 +57,8 @@ def opened(name: str, flags: int = os.O_RDWR | os.O_CREAT) -> Iterator[int]:
             os.close(descriptor)
 
 
-def taken(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
-    """Take a lock without waiting; return False if another process holds it.
+def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
+    """Take a lock without waiting; return whether this process has it now.
 
     Locks for devices and turns on the host use it.
 

@@ -141,13 +141,13 @@ class WorkerProcess:
     @staticmethod
     def _started(command: Sequence[str], log: IO[bytes], send: int) -> subprocess.Popen[bytes]:
         """Start the worker as a new interpreter, in its own session."""
-        own = [
+        python_options = [
             f"--events-fd={send}",
             f"--parent={os.getpid()}",
             f"--spawned-ns={time.perf_counter_ns()}",
         ]
         return subprocess.Popen(
-            [*command, *own],
+            [*command, *python_options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -169,10 +169,10 @@ class WorkerProcess:
             MessageError: the worker sent something other than an event.
             KeyboardInterrupt: a held interrupt came.
         """
-        limit, finished, rest = silence_seconds, False, b""
+        limit, finished, incomplete = silence_seconds, False, b""
         while (data := self._read(limit, finished=finished)) is not None:
-            *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > _MAX_EVENT_BYTES:
+            *lines, incomplete = (incomplete + data).split(b"\n")
+            if len(incomplete) > _MAX_EVENT_BYTES:
                 raise MessageError("a message without an end")
             for line in lines:
                 try:

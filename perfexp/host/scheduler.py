@@ -46,9 +46,9 @@ def require_nodes(count: int) -> None:
     """
     job, nodes = job_id(), environ.get("SLURM_JOB_NUM_NODES", "1")
     if job is None or nodes != str(count) or not environ.get("SLURMD_NODENAME"):
-        here = "this is not in a job" if job is None else f"job {job} has {nodes}"
+        situation = "this is not in a job" if job is None else f"job {job} has {nodes}"
         raise UserError(
-            f"gpu.nodes={count} needs a job of SLURM with {count} nodes; {here}. Add -m and "
+            f"gpu.nodes={count} needs a job of SLURM with {count} nodes; {situation}. Add -m and "
             "hydra/launcher=slurm (docs/how-to/several-gpus.md), or leave gpu.nodes out."
         )
 

@@ -38,11 +38,11 @@ def is_of(mark: object, content: bytes) -> bool:
 
     Plans and the places of sweeps are signed.
     """
-    own = of(content)
+    expected = of(content)
     return (
-        own is not None
+        expected is not None
         and isinstance(mark, str)
-        and hmac.compare_digest(own.encode(), mark.encode(errors="replace"))
+        and hmac.compare_digest(expected.encode(), mark.encode(errors="replace"))
     )
 
 
@@ -62,11 +62,11 @@ def _key() -> bytes:
             with suppress(FileExistsError):  # another process was first
                 os.link(file.name, path)
     with os.fdopen(foreign.open_regular(path, os.O_RDONLY), "rb") as file:
-        about = os.fstat(file.fileno())
+        status = os.fstat(file.fileno())
         key = file.read(_NUM_BYTES + 1)
     if (
-        about.st_uid != os.geteuid()
-        or stat.S_IMODE(about.st_mode) & 0o077
+        status.st_uid != os.geteuid()
+        or stat.S_IMODE(status.st_mode) & 0o077
         or len(key) != _NUM_BYTES
     ):
         raise PermissionError(f"{path} is not a key of this user alone")

@@ -67,5 +67,5 @@ def _agreement(outputs: Any, plain: Any) -> float | None:
     except UserError:
         return None
     # tokens have their scores last, (batch, tokens, vocabulary)
-    own, expected = (score.argmax(-1 if score.ndim == 3 else 1) for score in scores)
-    return float((own == expected).double().mean())
+    predicted, expected = (score.argmax(-1 if score.ndim == 3 else 1) for score in scores)
+    return float((predicted == expected).double().mean())

@@ -358,9 +358,13 @@ class EpochTraining:
             point.metrics.append(Metric.of(ACCURACY, accuracies[-1]))
             point.metrics.append(Metric.of(BEST_ACCURACY, self._best))
             if not self.data.held_out:
-                what = "there are no held-out images: the accuracy is that of the training images"
+                message = (
+                    "there are no held-out images: the accuracy is that of the training images"
+                )
                 advice = "put the images into subfolders train and val"
-                point.doubts.append(diagnostics.make("data_incomplete", what=what, advice=advice))
+                point.doubts.append(
+                    diagnostics.make("data_incomplete", what=message, advice=advice)
+                )
         elif self.data.labelled and not point.key.replicate:
             point.metrics.append(training.no_accuracy(self.session, self.data))
 

@@ -150,8 +150,8 @@ class Times:
         point.facts["device_method"] = method
         point.doubts += changes
         if method == "graph":
-            what = "`device` is the time of the call"
-            point.doubts.append(diagnostics.make("device_of_graph", what=what))
+            message = "`device` is the time of the call"
+            point.doubts.append(diagnostics.make("device_of_graph", what=message))
 
     def add_graph_time(self, point: Point, capture: collecting.Capture) -> None:
         """Add the call's device time as a CUDA graph, next to its time behind a pre-filled queue.
@@ -207,28 +207,28 @@ class Times:
         if data is not None:
             share = sum(data.measured) / float(sums.sum())
             point.metrics.append(Metric.of(DATA_SHARE, share))
-        whole = None
+        whole_call = None
         for name in (*DEVICE_TIMES, "throughput", "latency"):
             series = point.find_series(name)
             if series and series.measured and (on_device or name not in DEVICE_TIMES):
-                whole = series
+                whole_call = series
                 break
         # with cache=flush only the whole call begins with empty caches
-        if whole is None or self.cache is Cache.flush:
+        if whole_call is None or self.cache is Cache.flush:
             return
         # a loader delivers in bursts, which medians do not show but means do
         average = estimators.median_interval if on_device else estimators.mean_interval
-        sum_of_phases, undisturbed = average(sums), average(whole.measured)
+        sum_of_phases, undisturbed = average(sums), average(whole_call.measured)
         ratio = sum_of_phases.value / undisturbed.value
         point.metrics.append(Metric.of(PHASES, ratio))
         if estimators.differ(sum_of_phases, undisturbed, _PHASES_TOLERANCE):
             why = ""
-            if whole.name in DEVICE_TIMES and not chunk and ratio > 1:
+            if whole_call.name in DEVICE_TIMES and not chunk and ratio > 1:
                 why = (
                     ": they do not fit the launch queue and include the device's waits for the host"
                 )
             point.doubts.append(
-                diagnostics.make("phases_disagree", ratio=ratio, whole=whole.name, why=why)
+                diagnostics.make("phases_disagree", ratio=ratio, whole=whole_call.name, why=why)
             )
 
     def _time_synchronous(self, point: Point, call: collecting.Call) -> None:
@@ -295,17 +295,27 @@ class Times:
             )
         point.metrics.append(Metric.of(HOST_SECONDS, host, reason=reason))
 
-    def _chain(self, call: collecting.Call, chunk: int, k: int) -> queue.Chain:
-        """Return the timer of device times; while its queue drains, clock and power are read."""
+    def _chain(self, call: collecting.Call, chunk: int, calls_per_sample: int) -> queue.Chain:
+        """Return the timer of device times; while its queue drains, clock and power are read.
+
+        Args:
+            chunk: samples per queue fill.
+            calls_per_sample: calls per sample.
+        """
         return queue.Chain(
-            call, self.device, chunk, k, flush=self._flush(), draining=self._load.draining
+            call,
+            self.device,
+            chunk,
+            calls_per_sample,
+            flush=self._flush(),
+            draining=self._load.draining,
         )
 
     def _collector(
         self,
         name: str,
         block: Callable[[int], collecting.Samples],
-        k: int = 1,
+        calls_per_sample: int = 1,
         percentiles: Sequence[float] = (),
         **options: bool,
     ) -> collecting.Collector:
@@ -313,18 +323,22 @@ class Times:
 
         Args:
             block: timer that returns a number of samples, in seconds per call.
-            k: calls per sample.
+            calls_per_sample: calls per sample.
             percentiles: percentiles that need an interval before the series may end.
             options: further arguments for the rule's `begin`.
         """
 
         def begin(busy_seconds: float) -> Monitor:
+            """Return a monitor from the stopping rule, and report the series as begun."""
             self.progress(name)
             return self.stopping.begin(
-                calls_per_sample=k, percentiles=percentiles, busy_seconds=busy_seconds, **options
+                calls_per_sample=calls_per_sample,
+                percentiles=percentiles,
+                busy_seconds=busy_seconds,
+                **options,
             )
 
-        return collecting.Collector(name, block, begin, k)
+        return collecting.Collector(name, block, begin, calls_per_sample)
 
     def _take(
         self, point: Point, collectors: Sequence[collecting.Collector], warm_seconds: float = 0.0
@@ -384,8 +398,10 @@ class Times:
         if self._last is None:
             return 0.0
         before, busy_seconds, _ = self._last
-        alike = before != key and msgspec.structs.replace(before, input_size=key.input_size) == key
-        if alike and self._idle_seconds() < _COOLING_SECONDS:
+        differs_in_size = (
+            before != key and msgspec.structs.replace(before, input_size=key.input_size) == key
+        )
+        if differs_in_size and self._idle_seconds() < _COOLING_SECONDS:
             return busy_seconds
         return 0.0
 

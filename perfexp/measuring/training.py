@@ -32,16 +32,16 @@ def add_figures(
         steps_per_epoch: None for endless data.
     """
     not_finite = {}
-    for which, name, loss in (("first", FIRST_LOSS, first_loss), ("last", LAST_LOSS, last_loss)):
+    for position, name, loss in (("first", FIRST_LOSS, first_loss), ("last", LAST_LOSS, last_loss)):
         is_finite = loss is not None and np.isfinite(loss)
         reason = None if is_finite else f"the loss is {loss}"
         metric = Metric.of(name, loss if is_finite else None, reason=reason)
         point.metrics.append(metric)
         if loss is not None and not is_finite:
-            not_finite[which] = loss
+            not_finite[position] = loss
     if not_finite:
-        which, loss = next(iter(not_finite.items()))
-        point.doubts.append(diagnostics.make("not_finite", what=f"the {which} loss is {loss}"))
+        position, loss = next(iter(not_finite.items()))
+        point.doubts.append(diagnostics.make("not_finite", what=f"the {position} loss is {loss}"))
     point.metrics.append(verdicts.epoch_metric(point, steps_per_epoch))
 
 

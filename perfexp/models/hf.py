@@ -404,7 +404,7 @@ class DecodingSession(TorchSession):
         A token reads every parameter, except other tokens' embeddings.
         """
         module: Any = self.module
-        weights = {one.data_ptr(): one.nbytes for one in module.parameters()}
+        weights = {parameter.data_ptr(): parameter.nbytes for parameter in module.parameters()}
         embeddings, head = module.get_input_embeddings(), module.get_output_embeddings()
         if head is None or head.weight is not embeddings.weight:
             weights.pop(embeddings.weight.data_ptr(), None)

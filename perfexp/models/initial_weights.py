@@ -104,16 +104,16 @@ def _tensors(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _transfer(
-    move: Callable[..., int], file: int, tensors: Sequence[torch.Tensor], place: int
+    move: Callable[..., int], file: int, tensors: Sequence[torch.Tensor], offset: int
 ) -> None:
     """Read tensors from a file or write them to it, one after the other.
 
     Args:
         move: `os.preadv` or `os.pwritev`.
         file: file descriptor.
-        place: offset of the first tensor in bytes.
+        offset: offset of the first tensor in bytes.
     """
     for tensor in tensors:
-        memory, end = tensor.reshape(-1).view(torch.uint8).numpy(), place + tensor.nbytes
-        while place < end:
-            place += move(file, [memory[memory.size - (end - place) :]], place)
+        memory, end = tensor.reshape(-1).view(torch.uint8).numpy(), offset + tensor.nbytes
+        while offset < end:
+            offset += move(file, [memory[memory.size - (end - offset) :]], offset)

@@ -72,11 +72,15 @@ class Kind:
         (batch, length), alone or with a name that ends in `input_ids`.
         """
         named = inputs if isinstance(inputs, Mapping) else {"input_ids": inputs}
-        tensors = {key: one for key, one in named.items() if isinstance(one, torch.Tensor)}
-        if any(one.is_floating_point() for one in tensors.values()):
+        tensors = {key: tensor for key, tensor in named.items() if isinstance(tensor, torch.Tensor)}
+        if any(tensor.is_floating_point() for tensor in tensors.values()):
             return 0
-        ids = (one for key, one in tensors.items() if key.endswith("input_ids") and one.ndim == 2)
-        return sum(one.numel() for one in ids)
+        ids = (
+            tensor
+            for key, tensor in tensors.items()
+            if key.endswith("input_ids") and tensor.ndim == 2
+        )
+        return sum(tensor.numel() for tensor in ids)
 
     def labels(
         self, input_size: tuple[int, int], batch_size: int
@@ -230,8 +234,8 @@ class Named(Kind):
             raise UserError(f"mode.train.label_smoothing: {self.name} has no labels; set it to 0.")
         if (scores := getattr(outputs, "logits_per_image", None)) is not None:
             return info_nce(scores)
-        leaves = (one for one in tree_leaves(outputs) if isinstance(one, torch.Tensor))
-        learned = [one.float().square().mean() for one in leaves if one.requires_grad]
+        leaves = (leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor))
+        learned = [leaf.float().square().mean() for leaf in leaves if leaf.requires_grad]
         return torch.stack(learned).sum()
 
 
@@ -325,7 +329,9 @@ class ByOutput(Kind):
             inputs = self._example_inputs(*arguments)
         inputs = tuple(inputs) if isinstance(inputs, list) else inputs
         batches = {
-            len(one) for one in tree_leaves(inputs) if isinstance(one, torch.Tensor) and one.ndim
+            len(leaf)
+            for leaf in tree_leaves(inputs)
+            if isinstance(leaf, torch.Tensor) and leaf.ndim
         }
         if batch_size not in batches:
             contents = "no tensor with a batch"

@@ -42,11 +42,11 @@ def evaluate(module: torch.nn.Module) -> None:
 
     Another `eval`, for example one that takes a data set, is not called.
     """
-    own = getattr(module, "eval", None)
-    is_default = getattr(own, "__func__", None) is torch.nn.Module.eval
-    if not is_default and callable(own) and _parameters(own) == []:
+    eval_method = getattr(module, "eval", None)
+    is_default = getattr(eval_method, "__func__", None) is torch.nn.Module.eval
+    if not is_default and callable(eval_method) and _parameters(eval_method) == []:
         with suppress(NotImplementedError):  # an exported program refuses
-            own()
+            eval_method()
     else:
         train(module, False)
 
@@ -64,7 +64,10 @@ def _is_switch(method: Any) -> bool:
     sets_mode = code is None or "training" in code.co_names or "train" in code.co_names
     is_mode = first.name in ("mode", "args") or (isinstance(first.default, bool) and sets_mode)
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return is_mode and all(one.default is not one.empty or one.kind in variable for one in others)
+    return is_mode and all(
+        parameter.default is not parameter.empty or parameter.kind in variable
+        for parameter in others
+    )
 
 
 def _parameters(method: Callable[..., Any]) -> list[inspect.Parameter] | None:
@@ -116,9 +119,9 @@ def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     """
     named = (*torch.nn.Module.named_parameters(module), *torch.nn.Module.named_buffers(module))
     return {
-        name: one.detach()
-        for name, one in named
-        if not torch.nn.parameter.is_lazy(one) and not one.is_meta
+        name: tensor.detach()
+        for name, tensor in named
+        if not torch.nn.parameter.is_lazy(tensor) and not tensor.is_meta
     }
 
 
@@ -176,9 +179,9 @@ def restoring(inputs: Any) -> Callable[[], bool]:
     the tensors to the host.
     """
     restores = [
-        _restoring(one)
-        for one in tree_leaves(inputs)
-        if isinstance(one, torch.Tensor) and not is_stand_in(one)
+        _restoring(leaf)
+        for leaf in tree_leaves(inputs)
+        if isinstance(leaf, torch.Tensor) and not is_stand_in(leaf)
     ]
     return lambda: any([restore() for restore in restores])  # noqa: C419 - restore all
 
@@ -211,8 +214,8 @@ def version_of(inputs: Any) -> list[int | None]:
 
     An entry is None if torch does not count, as for inference tensors.
     """
-    tensors = (one for one in tree_leaves(inputs) if isinstance(one, torch.Tensor))
-    return [None if one.is_inference() else one._version for one in tensors]
+    tensors = (tensor for tensor in tree_leaves(inputs) if isinstance(tensor, torch.Tensor))
+    return [None if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def unfinished(outputs: Any) -> str | None:

@@ -229,7 +229,11 @@ class TorchSession(Session):
             self._weights_file = tempfile.TemporaryFile()  # noqa: SIM115 - lives with the session
             weakref.finalize(self, self._weights_file.close)
             torch.save(modules.tensors_of(self.module), self._weights_file)
-            parts = [one for one in self.module.modules() if modules.has_extra_state(one)]
+            parts = [
+                submodule
+                for submodule in self.module.modules()
+                if modules.has_extra_state(submodule)
+            ]
             self._extra_states = {part: deepcopy(part.get_extra_state()) for part in parts}
 
     def adopt(self, weights: Path) -> None:
@@ -512,7 +516,7 @@ class TorchSession(Session):
         module has not made yet do not count.
         """
         lazy = torch.nn.parameter.is_lazy
-        parameters = [one for one in modules.parameters_of(self.module) if not lazy(one)]
+        parameters = [tensor for tensor in modules.parameters_of(self.module) if not lazy(tensor)]
         return {
             **torch_settings.torch_facts(),
             "precision": self.precision.name,
@@ -654,7 +658,7 @@ class TorchSession(Session):
         optimizer = build_optimizer(name, parameters, settings)
         if largest_norm is None:
             return self._update_function(optimizer)
-        trained = [one for group in optimizer.param_groups for one in group["params"]]
+        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         clip = partial(torch.nn.utils.clip_grad_norm_, trained, largest_norm)
         return self._update_function(optimizer, clip)
 
@@ -666,7 +670,7 @@ class TorchSession(Session):
         """
         # an author's `parameters` may return groups, which torch's optimizers accept
         parameters = list(self.module.parameters())
-        if all(isinstance(one, torch.Tensor) for one in parameters):
+        if all(isinstance(item, torch.Tensor) for item in parameters):
             parameters = [parameter for parameter in parameters if parameter.requires_grad]
         if any(map(torch.nn.parameter.is_lazy, modules.parameters_of(self.module))):
             raise Unsupported(

@@ -87,7 +87,9 @@ def unchanged(model: object) -> Iterator[None]:
     parts = list(model.modules()) if isinstance(model, torch.nn.Module) else []
     modes = [(part, part.training) for part in parts]
     gradients = [
-        (one, one.grad) for part in parts for one in torch.nn.Module.parameters(part, recurse=False)
+        (tensor, tensor.grad)
+        for part in parts
+        for tensor in torch.nn.Module.parameters(part, recurse=False)
     ]
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with unchanged_settings(), torch.random.fork_rng(devices):
@@ -252,12 +254,13 @@ def compilation_metrics() -> list[Metric]:
     try:
         compiled = utils.get_compilation_metrics()
         values: dict[str, float] = {
-            COMPILE_SECONDS: sum(one.duration_us or 0 for one in compiled) * 1e-6,
+            COMPILE_SECONDS: sum(compilation.duration_us or 0 for compilation in compiled) * 1e-6,
             GRAPHS: utils.counters["stats"]["unique_graphs"],
             GRAPH_BREAKS: sum(utils.counters["graph_break"].values()),
             # torch numbers compilations per frame from 0: `frame/number`
             RECOMPILATIONS: sum(
-                bool(one.is_forward) and _recompilation(one.compile_id) > 0 for one in compiled
+                bool(compilation.is_forward) and _recompilation(compilation.compile_id) > 0
+                for compilation in compiled
             ),
         }
     except (AttributeError, TypeError, ValueError) as error:  # torch's records change

@@ -144,12 +144,12 @@ class TorchTrainer(Trainer):
             yield
             return
         now = list(self._weights.values())
-        own = [value.clone() for value in now]
+        unaveraged = [value.clone() for value in now]
         torch._foreach_copy_(now, list(self._average.values()))
         try:
             yield
         finally:
-            torch._foreach_copy_(now, own)
+            torch._foreach_copy_(now, unaveraged)
 
     def prepare_saving(self) -> None:
         """Allocate pinned host memory and start the writing thread before the first step.
@@ -223,12 +223,12 @@ class TorchTrainer(Trainer):
         def copied(tensor: torch.Tensor) -> torch.Tensor:
             """Return a copy on the host; the copy from a GPU may still be under way."""
             try:
-                own = torch.empty_like(
+                buffer = torch.empty_like(
                     tensor, device="cpu", pin_memory=tensor.is_cuda, requires_grad=False
                 )
             except RuntimeError:  # the host limits pinned memory
-                own = torch.empty_like(tensor, device="cpu", requires_grad=False)
-            return own.copy_(tensor.detach(), non_blocking=True)
+                buffer = torch.empty_like(tensor, device="cpu", requires_grad=False)
+            return buffer.copy_(tensor.detach(), non_blocking=True)
 
         copy = tree_map_only(torch.Tensor, copied, content)
         if is_cuda:
@@ -245,8 +245,11 @@ class TorchTrainer(Trainer):
         self._content = content
         try:
             facts = {**content["facts"]}  # a TypeError unless it is a mapping
-            own = {"batch_size": self._batch_size, "optimizer": type(self._optimizer).__name__}
-            for name, value in own.items():
+            settings_here = {
+                "batch_size": self._batch_size,
+                "optimizer": type(self._optimizer).__name__,
+            }
+            for name, value in settings_here.items():
                 if facts[name] != value:
                     raise UserError(
                         f"{file} is of a training with {name} {facts[name]}, this one has {value}."
@@ -287,10 +290,10 @@ class TorchTrainer(Trainer):
         content = self._content
         self._module.load_state_dict(content["model"])
         for index, state in content["optimizer"].items():
-            own = self._optimizer.state[self._parameters[index]]
+            parameter_state = self._optimizer.state[self._parameters[index]]
             for name, value in state.items():
-                if torch.is_tensor(own.get(name)):  # `resume` has loaded other entries
-                    own[name].copy_(value)
+                if torch.is_tensor(parameter_state.get(name)):  # `resume` has loaded other entries
+                    parameter_state[name].copy_(value)
         # empty if the training had no scaler
         self._scaler.load_state_dict(content["scaler"] or self._first_scale)
         if self._average:
@@ -371,7 +374,7 @@ def build_optimizer(
         ) from error
     uses_momentum = settings.get("momentum") and not settings.get("dampening")
     if name == "sgd" and settings.get("fused") and uses_momentum:
-        trained = [one for group in optimizer.param_groups for one in group["params"]]
+        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         begin_momentum(optimizer, trained)
     return optimizer
 

@@ -120,9 +120,9 @@ def _cause(file: Path, error: Exception) -> tuple[str, str]:
                 f"it is a pickled model ({name})",
                 "Save its state dict where the model's code is",
             )
-        what = "numbers of NumPy" if name.startswith("numpy.") else "an object of a class"
+        content = "numbers of NumPy" if name.startswith("numpy.") else "an object of a class"
         return (
-            f"it holds {what} ({name})",
+            f"it holds {content} ({name})",
             "Save its tensors alone: torch.save(checkpoint['state_dict'], FILE)",
         )
     if start[8:9] == b"{":
@@ -201,13 +201,15 @@ def _read_weights(file: Path) -> dict[str, torch.Tensor]:
     }
 
 
-def _unwrapped(tensors: dict[str, torch.Tensor], own: Collection[str]) -> dict[str, torch.Tensor]:
+def _unwrapped(
+    tensors: dict[str, torch.Tensor], model_names: Collection[str]
+) -> dict[str, torch.Tensor]:
     """Return weights without the prefixes that all names share, until a name is the module's.
 
     Args:
-        own: names in the module's state dict.
+        model_names: names in the module's state dict.
     """
-    while not any(name in own for name in tensors):
+    while not any(name in model_names for name in tensors):
         shared = [
             prefix for prefix in _PREFIXES if all(name.startswith(prefix) for name in tensors)
         ]
@@ -254,20 +256,24 @@ def check_fit(module: torch.nn.Module, tensors: Mapping[str, torch.Tensor], file
         tensors: weights by name.
         file: their file, for the message.
     """
-    own = module.state_dict()
+    model_tensors = module.state_dict()
     # torch saves BatchNorm's call counter since 0.4.1; older files, some in torchvision, lack it
     missing = [
-        name for name in own if name not in tensors and not name.endswith(".num_batches_tracked")
+        name
+        for name in model_tensors
+        if name not in tensors and not name.endswith(".num_batches_tracked")
     ]
-    unexpected = [name for name in tensors if name not in own]
+    unexpected = [name for name in tensors if name not in model_tensors]
     misshapen = [
-        f"{name} (file {tuple(tensors[name].shape)}, model {tuple(own[name].shape)})"
-        for name in own
-        if name in tensors and tensors[name].shape != own[name].shape
+        f"{name} (file {tuple(tensors[name].shape)}, model {tuple(model_tensors[name].shape)})"
+        for name in model_tensors
+        if name in tensors and tensors[name].shape != model_tensors[name].shape
     ]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": misshapen}
     if complaints := [
-        f"{len(names)} {what}: {_first_names(names)}" for what, names in problems.items() if names
+        f"{len(names)} {problem}: {_first_names(names)}"
+        for problem, names in problems.items()
+        if names
     ]:
         raise UserError(
             f"The weights in {file} do not fit the {type(module).__name__}: "

@@ -120,8 +120,12 @@ class Plan(PlanSchema):
         # as data: status counts the points of plans that are not trusted
         return int(self.stopping.get("processes", 1))
 
-    def of_process(self, replicate: int) -> Plan:
-        """Return the plan of one process: each training to a target accuracy has its own seed."""
+    def for_process(self, replicate: int) -> Plan:
+        """Return the plan for one process; its seed is different for training to a target accuracy.
+
+        The time to an accuracy depends on the seed, so processes show how it varies. Other
+        measurements repeat the same work.
+        """
         train = self.mode.train
         if isinstance(train, Mapping) and train.get("target_accuracy"):
             return replace(self, seed=self.seed + replicate)
@@ -187,18 +191,17 @@ class Plan(PlanSchema):
             name = auto.predicted_name(self.gpu.get("index") or 0)
         is_cpu = name == "cpu"
         takes_all = self.probes.call_times
-        series = _ASYNCHRONOUS_SERIES if takes_all and not is_cpu else _SYNCHRONOUS_SERIES
+        num_series = _ASYNCHRONOUS_SERIES if takes_all and not is_cpu else _SYNCHRONOUS_SERIES
         # processes after the first repeat the times only, without these passes
         first_only = 0.0
         if self.probes.energy:
             first_only += (self.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS
-        if takes_all and (
-            not is_cpu or "train" in self.phases
-        ):  # training steps or a graph's times
+        # a further series for the phases of a training step, or for a graph on a GPU
+        if takes_all and (not is_cpu or "train" in self.phases):
             first_only += series_seconds
         first_only *= len(self.first_keys()) / len(self.timed_keys())
         ranks = _COLLECTIVE_SECONDS if self.ranks > 1 else 0.0
-        return float(rule.settling_seconds + series * series_seconds + first_only + ranks)
+        return float(rule.settling_seconds + num_series * series_seconds + first_only + ranks)
 
     @cached_property
     def stopping_rule(self) -> StoppingRule:
@@ -340,10 +343,10 @@ class Plan(PlanSchema):
 
     def _repeated(self, phase: str) -> list[tuple[Size, int]]:
         """Return the points that every process measures."""
-        of = self.input_size, self._batch_sizes(phase)
+        sizes = self.input_size, self._batch_sizes(phase)
         if isinstance(self._sweep, Sparse):
-            return self._sweep.anchors(*of)
-        return self._sweep.points(*of)
+            return self._sweep.anchors(*sizes)
+        return self._sweep.points(*sizes)
 
     def anchors(self, results: Collection[Point]) -> list[tuple[Size, int]]:
         """Return the points with the extra passes; for `results` see `fixed_keys`."""
@@ -354,10 +357,10 @@ class Plan(PlanSchema):
 
     def _batch_sizes(self, phase: str) -> list[int]:
         """Return a phase's batch sizes: its own, or the plan's."""
-        own = getattr(self.mode, phase).get("batch_size")
-        if own is None:
+        batch_text = getattr(self.mode, phase).get("batch_size")
+        if batch_text is None:
             return self.batch_size
-        return parse_batch_sizes(own)
+        return parse_batch_sizes(batch_text)
 
     def fixed_keys(self, results: Collection[Point]) -> list[Key]:
         """Return the timed points that do not depend on results, except for the largest batch."""
@@ -486,10 +489,10 @@ def plan_of(
     plain["choices"] = {group: str(choices[group]) for group in groups if choices.get(group)}
     plain["command"] = list(command)
     model = plain["model"]
-    own = []
+    config_files = []
     if isinstance(model, dict) and isinstance(model.get("config"), str):
-        own.append(Path(model["config"]))
-    plain["sources"] = sources.hashes({target for _, target in targets(plain)}, own)
+        config_files.append(Path(model["config"]))
+    plain["sources"] = sources.hashes({target for _, target in targets(plain)}, config_files)
     plain["format"] = FORMAT
     return plain
 

@@ -84,11 +84,11 @@ def user_error(error: BaseException) -> UserError:
         if isinstance(link, (ConfigAttributeError, ConfigKeyError)) and link.full_key:
             return _unknown_key(link)
         if isinstance(link, OverrideParseException):
-            shown = str(link.override)
-            if shown.partition("=")[0].endswith("tracking.uri"):  # it may hold a password
-                shown = "tracking.uri=…"
+            override = str(link.override)
+            if override.partition("=")[0].endswith("tracking.uri"):  # it may hold a password
+                override = "tracking.uri=…"
             reason = re.sub("^Lexer.*", "a character in it needs quotes", _first_line(link))
-            return UserError(f"'{shown}' can't be read: {reason}. {_quoted(shown)}")
+            return UserError(f"'{override}' can't be read: {reason}. {_quoted(override)}")
         if isinstance(link, OmegaConfBaseException) and link.full_key and _NO_LIST in str(link):
             return UserError(f"{link.full_key} is a list, also of one value: {link.full_key}=[…].")
         if isinstance(link, OmegaConfBaseException) and link.full_key:
@@ -170,13 +170,15 @@ def why_not_imported(error: BaseException) -> str:
     outer, _, name = missing.rpartition(".")
     parent = sys.modules.get(outer)
     if parent is not None:
-        known = [word for word in vars(parent) if word[0] != "_"]
-        return f"module {parent.__name__} has no {name}. {did_you_mean(name, known)}".rstrip(". ")
+        public_names = [word for word in vars(parent) if word[0] != "_"]
+        return f"module {parent.__name__} has no {name}. {did_you_mean(name, public_names)}".rstrip(
+            ". "
+        )
     top = missing.partition(".")[0]
-    here = next((name for name in (f"{top}.py", top) if top and Path(name).exists()), "")
-    if here and not is_here_on_path():
+    file_name = next((name for name in (f"{top}.py", top) if top and Path(name).exists()), "")
+    if file_name and not is_here_on_path():
         return (
-            f"{here} is in this folder, which perfexp does not search: "
+            f"{file_name} is in this folder, which perfexp does not search: "
             "run python -m perfexp, or set PYTHONPATH=."
         )
     if isinstance(error, InstantiationException) and error.__cause__:
@@ -188,8 +190,8 @@ def _place_in_file(error: yaml.YAMLError) -> str:
     """Return file, line and problem of a YAML error."""
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None)
-    where = f"{mark.name}, line {mark.line + 1}: " if mark else ""
-    return f"{where}{problem or _first_line(error)}"
+    position = f"{mark.name}, line {mark.line + 1}: " if mark else ""
+    return f"{position}{problem or _first_line(error)}"
 
 
 def _missing_option(error: MissingConfigException) -> UserError:
@@ -206,15 +208,15 @@ def _missing_option(error: MissingConfigException) -> UserError:
             return UserError(
                 f"precision={option}: set {chosen}; perfexp help precision explains them."
             )
-    own = ""
+    advice = ""
     if group == "model":
         options += torchvision_names.names()
-        own = " Of Hugging Face: model=hf:NAME; your class in mine.py: model=mine:CLASS."
+        advice = " Of Hugging Face: model=hf:NAME; your class in mine.py: model=mine:CLASS."
     elif group == "probe":
-        own = " Energy, layers and others are keys: probes.energy=true (perfexp help probes)."
+        advice = " Energy, layers and others are keys: probes.energy=true (perfexp help probes)."
     hint = did_you_mean(option, options)
     return UserError(
-        f"{group}={option}: option not found. {hint or f'perfexp list {group} lists them.'}{own}"
+        f"{group}={option}: option not found. {hint or f'perfexp list {group} lists them.'}{advice}"
     )
 
 
@@ -239,8 +241,8 @@ def _unknown_key(error: OmegaConfBaseException) -> UserError:
     ]
     close = exact or ([] if nearest(key, valid) else similar)
     hint = f"Did you mean {' or '.join(sorted(close)[:3])}?" if close else did_you_mean(key, valid)
-    where = f"{parent} has no key '{key}'" if parent else f"there is no key or group '{key}'"
-    return UserError(f"{full_key}: {where}. {hint}".rstrip())
+    reason = f"{parent} has no key '{key}'" if parent else f"there is no key or group '{key}'"
+    return UserError(f"{full_key}: {reason}. {hint}".rstrip())
 
 
 def _nested(node: Container) -> list[str]:

@@ -90,8 +90,8 @@ def bracket(trials: Iterable[Trial]) -> tuple[int, int]:
     beyond the limit.
     """
     trials = list(trials)
-    fails = min((one.batch_size for one in trials if not one.fits), default=MOST_SAMPLES + 1)
-    fitting = [one.batch_size for one in trials if one.fits and one.batch_size < fails]
+    fails = min((trial.batch_size for trial in trials if not trial.fits), default=MOST_SAMPLES + 1)
+    fitting = [trial.batch_size for trial in trials if trial.fits and trial.batch_size < fails]
     return max(fitting, default=0), fails
 
 
@@ -118,7 +118,7 @@ def _crossing(trials: Iterable[Trial], capacity_bytes: float | None) -> int | No
     the last line. If batches are close together, the direction is unreliable. Used bytes are then
     assumed to be proportional to batch size.
     """
-    sizes = {one.batch_size: one.used_bytes for one in trials if one.used_bytes}
+    sizes = {trial.batch_size: trial.used_bytes for trial in trials if trial.used_bytes}
     if not capacity_bytes or not sizes:
         return None
     largest = max(sizes)
@@ -138,16 +138,16 @@ def resolved(keys: Iterable[Key], results: Collection[Point]) -> list[Key]:
 
     `LARGEST` stays until the search is over.
     """
-    found: dict[Key, int] = {}
-    known: dict[Key, None] = {}
+    largest: dict[Key, int] = {}
+    replaced: dict[Key, None] = {}
     for key in keys:
         if key.batch_size == LARGEST:
             search = _search(key)
-            if search not in found:
-                found[search] = _Search(search, results).found
-            key = replace(key, batch_size=found[search])
-        known[key] = None
-    return list(known)
+            if search not in largest:
+                largest[search] = _Search(search, results).found
+            key = replace(key, batch_size=largest[search])
+        replaced[key] = None
+    return list(replaced)
 
 
 def trial_keys(keys: Iterable[Key], results: Collection[Point]) -> list[Key]:
@@ -284,16 +284,16 @@ def _valid_bytes(value: Any) -> float | None:
     return None
 
 
-def _is_fact(one: object) -> bool:
+def _is_fact(entry: object) -> bool:
     """Return whether an entry from a record, which may be anything, is a valid trial.
 
     A failed search may have an unknown first batch.
     """
-    if not isinstance(one, dict) or one.get("status") not in list(Status):
+    if not isinstance(entry, dict) or entry.get("status") not in list(Status):
         return False
-    batch = one.get("batch_size")
-    is_unknown = type(batch) is int and batch == LARGEST and one["status"] != Status.OK
-    return (is_unknown or _is_batch(batch)) and isinstance(one.get("error"), str | None)
+    batch = entry.get("batch_size")
+    is_unknown = type(batch) is int and batch == LARGEST and entry["status"] != Status.OK
+    return (is_unknown or _is_batch(batch)) and isinstance(entry.get("error"), str | None)
 
 
 def _is_outcome(fact: Mapping[str, Any]) -> bool:

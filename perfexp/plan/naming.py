@@ -150,14 +150,14 @@ def earlier_stages(stage: str | None, folder: Path) -> list[Path]:
         earlier = _number_of(other.name)
         if earlier is not None and earlier < number:
             before.append((earlier, other))
-    found = []
+    folders = []
     for _, other in sorted(before, reverse=True):
         # another plan's folder ends in a number
         for name in (folder.name, re.sub(r"-\d+$", "", folder.name)):
             if (other / name).is_dir():
-                found.append(other / name)
+                folders.append(other / name)
                 break
-    return found
+    return folders
 
 
 def _number_of(stage: str) -> int | None:

@@ -64,14 +64,16 @@ def refuse_unreadable(arguments: Sequence[str]) -> None:
     It is checked before Hydra sees the words.
     """
     for text in arguments:
-        shown = f"'{text[:40]}…'"
+        beginning = f"'{text[:40]}…'"
         if len(text) > _MOST_CHARACTERS:
-            raise UserError(f"{shown} has {len(text):,} characters: at most {_MOST_CHARACTERS:,}.")
+            raise UserError(
+                f"{beginning} has {len(text):,} characters: at most {_MOST_CHARACTERS:,}."
+            )
         if re.search(rf"\d{{{_MOST_DIGITS}}}", text):
-            raise UserError(f"{shown} has a number of {_MOST_DIGITS} digits or more.")
+            raise UserError(f"{beginning} has a number of {_MOST_DIGITS} digits or more.")
         depths = accumulate((character in "[{(") - (character in "]})") for character in text)
         if max(depths, default=0) > _MOST_NESTED:
-            raise UserError(f"{shown} is nested more than {_MOST_NESTED} deep.")
+            raise UserError(f"{beginning} is nested more than {_MOST_NESTED} deep.")
 
 
 def axes_of(arguments: Sequence[str]) -> dict[str, int | None]:

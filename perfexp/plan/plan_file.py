@@ -73,9 +73,9 @@ def read_begun(path: Path) -> tuple[dict[str, Any], str | None]:
     plain, content = _read(path)
     _refuse_other_format(path, plain)
     text, _, mark = content.rpartition(_MARK)
-    place = text.rpartition(_PLACE)[2]
+    begun_in = text.rpartition(_PLACE)[2]
     if signature.is_of(mark.decode(errors="replace").strip(), text):
-        return plain, json.loads(place)
+        return plain, json.loads(begun_in)
     return plain, None
 
 
@@ -233,5 +233,5 @@ def _is_set(key: str, command: Iterable[str]) -> bool:
     if key.startswith("sources"):
         return False
     return "experiment" in typed or any(
-        f"{key}.".startswith(f"{one}.") for one in typed if "." in one or one == key
+        f"{key}.".startswith(f"{name}.") for name in typed if "." in name or name == key
     )

@@ -53,10 +53,10 @@ def _is_precise(points: list[Point], target: float) -> bool:
     """
     if points[0].status is not Status.OK:
         return True
-    found = row(points, ())
-    if found.time_kind is None:
+    pooled = row(points, ())
+    if pooled.time_kind is None:
         return True
-    half_width = found.figures[found.time_kind].without_server().half_width
+    half_width = pooled.figures[pooled.time_kind].without_server().half_width
     return half_width is not None and half_width <= target
 
 

@@ -155,7 +155,7 @@ def with_earlier_names(name: str, node: type) -> type:
         name: schema name, such as `gpu` or `model/timm`.
         node: its settings class.
     """
-    keys = {one.name for one in fields(node)}
+    keys = {entry.name for entry in fields(node)}
     group = name.partition("/")[0]
     earlier: list[Any] = []
     for old, new in old_names.NAMES.items():
@@ -221,7 +221,7 @@ def _signature(target: str) -> Iterator[tuple[str, Any, Any]]:
         origins: dict[str, str | None] = {}
         for node in tree.body:
             if isinstance(node, ast.ImportFrom):
-                origins |= {one.name: node.module for one in node.names}
+                origins |= {alias.name: node.module for alias in node.names}
         for base in map(ast.unparse, owner.bases):
             yield from _signature(f"{origins.get(base, module)}.{base}")
 

@@ -30,14 +30,16 @@ def hashes(names: Iterable[str], files: Iterable[Path] = ()) -> dict[str, str]:
         names: dotted names, such as the plan's `_target_` values.
         files: further files; only `.py` files count.
     """
-    found = {file.name: _hash(file) for file in files if file.suffix == ".py" and file.is_file()}
-    waiting = sorted(names)
-    while waiting and len(found) < _MOST_FILES:
-        for name, file in _files(waiting.pop()):
-            if name not in found:
-                found[name] = _hash(file)
-                waiting += _imports(file, name)
-    return dict(sorted(found.items()))
+    hash_by_name = {
+        file.name: _hash(file) for file in files if file.suffix == ".py" and file.is_file()
+    }
+    pending = sorted(names)
+    while pending and len(hash_by_name) < _MOST_FILES:
+        for name, file in _files(pending.pop()):
+            if name not in hash_by_name:
+                hash_by_name[name] = _hash(file)
+                pending += _imports(file, name)
+    return dict(sorted(hash_by_name.items()))
 
 
 def _files(dotted: str) -> Iterator[tuple[str, Path]]:
@@ -68,7 +70,7 @@ def _spec(name: str, places: list[str] | None) -> ModuleSpec | None:
                 return spec
         except KeyError:  # a package without __init__.py in another one, which is not imported
             spec = ModuleSpec(name, None, is_package=True)
-            folders = (Path(place) / name.rpartition(".")[2] for place in places or ())
+            folders = (Path(path) / name.rpartition(".")[2] for path in places or ())
             spec.submodule_search_locations = [str(folder) for folder in folders if folder.is_dir()]
             return spec
         except (ImportError, AttributeError, ValueError, OSError):
@@ -78,9 +80,9 @@ def _spec(name: str, places: list[str] | None) -> ModuleSpec | None:
 
 def _is_foreign(file: Path) -> bool:
     """Return whether a file belongs to Python, an installed package, or perfexp."""
-    own: list[Path | str] = [Path(__file__).parents[1], Path(sys.prefix) / "lib"]
-    own += [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
-    return not set(_INSTALLED).isdisjoint(file.parts) or any(map(file.is_relative_to, own))
+    installed: list[Path | str] = [Path(__file__).parents[1], Path(sys.prefix) / "lib"]
+    installed += [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    return not set(_INSTALLED).isdisjoint(file.parts) or any(map(file.is_relative_to, installed))
 
 
 def _imports(file: Path, name: str) -> Iterator[str]:

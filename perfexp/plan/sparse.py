@@ -108,10 +108,10 @@ class Sparse:
         results, timed, tried = list(results), [], set[int]()
         if falls_back(results):
             return [pair for pair in pairs if pair in set(map(pair_of, results))]
-        for one in results:
-            if one.key.is_timed and not one.key.replicate and pair_of(one) in places:
-                timed.append(one)
-                tried.add(places[pair_of(one)])
+        for result in results:
+            if result.key.is_timed and not result.key.replicate and pair_of(result) in places:
+                timed.append(result)
+                tried.add(places[pair_of(result)])
         if wanted <= tried:
             following = self._following(pairs, places, timed, tried)
             wanted |= {following} if following is not None else set()
@@ -152,8 +152,8 @@ class Sparse:
         at = selection.coordinates(pairs)
         x, spans = selection.scaled(at, at), np.ptp(at, axis=0)
         phases: dict[str, list[Measured]] = {}
-        for one in timed:
-            phases.setdefault(one.key.phase, []).append(one)
+        for result in timed:
+            phases.setdefault(result.key.phase, []).append(result)
         curves = []
         for measured in phases.values():
             medians = medians_of(measured)
@@ -187,7 +187,7 @@ def medians_of(points: Sequence[Measured]) -> dict[Pair, Interval]:
 
     All medians are of the same kind of time; empty if the points have no kind in common.
     """
-    successful = [one for one in points if one.status is Status.OK]
+    successful = [result for result in points if result.status is Status.OK]
     for kind in _KINDS:
         medians = {}
         for point in successful:
@@ -232,8 +232,8 @@ def out_of_memory(points: Iterable[Measured]) -> frozenset[Pair]:
 
     Larger points are not tried, and are not predicted.
     """
-    lacking = (Status.OOM, Status.OOM_PREDICTED)
-    return frozenset(pair_of(one) for one in points if one.status in lacking)
+    failures = (Status.OOM, Status.OOM_PREDICTED)
+    return frozenset(pair_of(point) for point in points if point.status in failures)
 
 
 def exceeds_memory(pair: Pair, too_large: Iterable[Pair]) -> bool:

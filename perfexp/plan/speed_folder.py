@@ -29,10 +29,10 @@ def refuse_no_folder(folder: Path, remedy: str) -> None:
     Plans with `speed_dir` are checked before the training.
     """
     if not folder.is_dir():
-        what = f"There is no folder {folder}"
+        problem = f"There is no folder {folder}"
         if folder.exists():
-            what = f"{folder} is not a folder"
-        raise UserError(f"{what}. Create it, or {remedy}")
+            problem = f"{folder} is not a folder"
+        raise UserError(f"{problem}. Create it, or {remedy}")
     try:
         # permissions do not show a read-only mount, or that root may write anyway
         with tempfile.TemporaryFile(dir=folder):

@@ -198,7 +198,7 @@ def spread(pairs: Iterable[tuple[Size, int]], number: int) -> list[tuple[Size, i
     """
     ranked = sorted(pairs, key=lambda pair: (pair[0][0] * pair[0][1] * pair[1], pair))
     places = np.linspace(0, len(ranked) - 1, min(number, len(ranked))).round().astype(int)
-    return [ranked[place] for place in places]
+    return [ranked[index] for index in places]
 
 
 def predicted_out_of_memory(key: Key, results: Iterable[Measured]) -> Measured | None:
@@ -223,13 +223,13 @@ def shrunk(results: Iterable[Measured]) -> dict[Key, int]:
 
     The worker has traced the fitting batch (`sweep.oom=shrink`).
     """
-    found: dict[Key, int] = {}
+    batch_of: dict[Key, int] = {}
     for point in results:
         fits = point.metric(FITTING_BATCH)
         if point.status is Status.OOM and fits is not None and fits.value:
             key = msgspec.structs.replace(point.key, batch_size=int(fits.value))
-            found.setdefault(key, point.key.batch_size)
-    return found
+            batch_of.setdefault(key, point.key.batch_size)
+    return batch_of
 
 
 def order(keys: Sequence[Key], replicate: int, seed: int) -> list[Key]:

@@ -106,9 +106,10 @@ def _check_numbers(plan: config.Plan) -> None:
         if seconds is not None and not (
             isinstance(seconds, int | float) and 0 < seconds <= _MOST_SECONDS
         ):
-            shown = f"{seconds:g}" if isinstance(seconds, float) else seconds
+            number_text = f"{seconds:g}" if isinstance(seconds, float) else seconds
             raise UserError(
-                f"{key}={shown}: set a positive time of at most {_MOST_SECONDS:,} s, {otherwise}."
+                f"{key}={number_text}: set a positive time of at most {_MOST_SECONDS:,} s, "
+                f"{otherwise}."
             )
     for key, value, least, most in (
         ("seed", plan.seed, 0, _MOST_SEED),
@@ -183,9 +184,9 @@ def _check_ranks(plan: config.Plan) -> None:
     """Raise `UserError` for single-device settings with several devices, or the reverse."""
     for name, number in (("count", plan.devices), ("nodes", plan.nodes)):
         if not 1 <= number <= _MOST_DEVICES:
-            of = "devices" if name == "count" else "nodes"
+            noun = "devices" if name == "count" else "nodes"
             raise UserError(
-                f"gpu.{name}={number}: set a number of {of} from 1 to {_MOST_DEVICES:,}."
+                f"gpu.{name}={number}: set a number of {noun} from 1 to {_MOST_DEVICES:,}."
             )
     if plan.ranks == 1:
         if plan.gpu.get("port") is not None:

@@ -202,13 +202,13 @@ def _curves_of(files: Iterable[Path]) -> list[MeasuredCurve]:
 
     Among copies of a record, the first counts.
     """
-    found: dict[str, list[MeasuredCurve]] = {}
+    curves_by_uid: dict[str, list[MeasuredCurve]] = {}
     for file in files:
         # other people's records are data: any node may have any type
         with suppress(Exception):
             record = Record.load(file)
-            found.setdefault(record.uid, _of_phases(record, file.parent))
-    curves = chain.from_iterable(found.values())
+            curves_by_uid.setdefault(record.uid, _of_phases(record, file.parent))
+    curves = chain.from_iterable(curves_by_uid.values())
     return _joined(sorted(curves, key=lambda curve: curve.ended, reverse=True))
 
 
@@ -225,8 +225,8 @@ def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
             complete.append(curve)
             continue
         conditions = tuple(curve.conditions.items())
-        alike = curve.identity, curve.device, curve.phase, curve.quantity, conditions
-        groups.setdefault(alike, []).append(curve)
+        settings = curve.identity, curve.device, curve.phase, curve.quantity, conditions
+        groups.setdefault(settings, []).append(curve)
     for parts in groups.values():
         newest = next((part for part in parts if part.values), None)
         if newest is None:
@@ -257,10 +257,13 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
         of_phase = [row for row in table if row.key.phase == phase]
         too_large = out_of_memory(point for point in record.points if point.key.phase == phase)
         of_processes = priors.of_record(record).get(priors.class_of("energy", None))
-        found = {"time": _times(of_phase), "energy": _metrics(of_phase, ENERGY, of_processes)}
-        found["memory"] = _metrics(of_phase, PEAK_MEMORY)
+        values_by_quantity = {
+            "time": _times(of_phase),
+            "energy": _metrics(of_phase, ENERGY, of_processes),
+        }
+        values_by_quantity["memory"] = _metrics(of_phase, PEAK_MEMORY)
         times = None
-        for quantity, (kind, values) in found.items():
+        for quantity, (kind, values) in values_by_quantity.items():
             if values or too_large:
                 curve = MeasuredCurve(
                     folder=folder,
@@ -352,11 +355,11 @@ class Corpus:
 
         Curves in the same place share it.
         """
-        place = place_of(curve)
-        if place not in self._calibrations:
+        curve_place = place_of(curve)
+        if curve_place not in self._calibrations:
             others = [other.curve() for other in self.curves if calibrates(other, curve)]
-            self._calibrations[place] = calibrate(others[:MOST_CURVES])
-        return self._calibrations[place]
+            self._calibrations[curve_place] = calibrate(others[:MOST_CURVES])
+        return self._calibrations[curve_place]
 
 
 def place_of(curve: MeasuredCurve) -> tuple[str | None, ...]:
@@ -373,8 +376,12 @@ def calibrates(other: MeasuredCurve, curve: MeasuredCurve) -> bool:
     It must be long enough and have the same quantity and device, but another model or algorithm.
     Curves for the same work would make the calibration too good.
     """
-    own, others = place_of(curve), place_of(other)
-    return own[:3] == others[:3] and own[3:] != others[3:] and len(other.values) >= LEAST_MEASURED
+    curve_place, others = place_of(curve), place_of(other)
+    return (
+        curve_place[:3] == others[:3]
+        and curve_place[3:] != others[3:]
+        and len(other.values) >= LEAST_MEASURED
+    )
 
 
 def digest(curves: Iterable[MeasuredCurve]) -> str:

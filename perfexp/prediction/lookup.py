@@ -63,10 +63,10 @@ def look_up(
         installed: versions on this machine, to compare with the records' versions.
     """
     pair = key.input_size, key.batch_size
-    asked = quantity, key.phase, identity(plan, key.phase)
+    wanted_curve = quantity, key.phase, identity(plan, key.phase)
     matching = []
     for curve in corpus.curves:
-        if (curve.quantity, curve.phase, curve.identity) == asked:
+        if (curve.quantity, curve.phase, curve.identity) == wanted_curve:
             matching.append(curve)
     answers = [(_predicted(pair, curve, matching, corpus), curve) for curve in matching]
     for source in (MEASURED, INTERPOLATED, REFUSED):
@@ -144,18 +144,18 @@ def stairs(curve: MeasuredCurve) -> list[Diagnostic]:
     if len(pairs) < LEAST_MEASURED + 1:
         return []
     scores = leave_one_out(curve.curve())
-    where = ""
+    problem = ""
     if scores.size and np.max(scores) > _STAIR_DEVIATIONS:
-        where = "a point is far off"
+        problem = "a point is far off"
     more = {"memory": "needs more memory", "energy": "needs more energy"}
     words = more.get(curve.quantity, "takes longer")
     for smaller, larger in pairwise(pairs):
         if smaller[1] == larger[1] and _falls(curve, smaller, larger):
-            where = f"{pair_text(smaller)} {words} than {pair_text(larger)}"
+            problem = f"{pair_text(smaller)} {words} than {pair_text(larger)}"
             break
-    if not where:
+    if not problem:
         return []
-    return [diagnostics.make("stairs", curve=curve.name, where=where)]
+    return [diagnostics.make("stairs", curve=curve.name, where=problem)]
 
 
 def _falls(curve: MeasuredCurve, smaller: Pair, larger: Pair) -> bool:

@@ -95,8 +95,8 @@ def candidates(plan: Mapping[str, Any], phase: str) -> list[Pair]:
     The plan is read as data. They are those that were measured, and those to predict.
     """
     node, mode = plan.get("sweep"), plan.get("mode")
-    own = mode.get(phase) if isinstance(mode, Mapping) else None
-    batch_sizes = own.get("batch_size") if isinstance(own, Mapping) else None
+    phase_node = mode.get(phase) if isinstance(mode, Mapping) else None
+    batch_sizes = phase_node.get("batch_size") if isinstance(phase_node, Mapping) else None
     if batch_sizes is None:
         batch_sizes = plan.get("batch_size")
     target = f"{Sparse.__module__}.{Sparse.__name__}"
@@ -129,14 +129,15 @@ def forecast(
         corpus: curves behind the calibration, for its hash.
         out_of_memory: points that ran out of memory.
     """
-    known = list(curve.values)
-    reference, at = selection.coordinates(known), selection.coordinates(pairs)
+    measured_pairs = list(curve.values)
+    reference, at = selection.coordinates(measured_pairs), selection.coordinates(pairs)
+    # as shares of the measured range, so that size and batch weigh alike in a distance
     measured, x = selection.scaled(reference, reference), selection.scaled(at, reference)
     values = _predicted(curve, x, calibration)
     points = []
-    for pair, value, one in zip(pairs, values, x, strict=True):
-        nearest = known[int(((measured - one) ** 2).sum(axis=1).argmin())]
-        reason = _refusal(curve, pair, one)
+    for pair, value, coordinates in zip(pairs, values, x, strict=True):
+        nearest = measured_pairs[int(((measured - coordinates) ** 2).sum(axis=1).argmin())]
+        reason = _refusal(curve, pair, coordinates)
         if exceeds_memory(pair, out_of_memory):
             reason = "a point of at most this size ran out of memory"
         if pair in curve.values:
@@ -221,11 +222,11 @@ def summary(forecast: Forecast) -> str:
         if point.source == INTERPOLATED and point.value:
             predicted += 1
             widths.append(point.value.relative_half_width)
-    known = [width for width in widths if width is not None]
+    bounded = [width for width in widths if width is not None]
     curve = forecast.curve
     text = f"{curve.phase} {curve.quantity}: {predicted} of {len(forecast.points)} points predicted"
-    if known:
-        half = 100 * float(np.median(known))
+    if bounded:
+        half = 100 * float(np.median(bounded))
         text += f" within ±{half:.1f} % (median of the 90 % intervals)"
     if refused:
         text += f", {refused} refused"
@@ -238,18 +239,18 @@ def to_lines(forecasts: Iterable[Forecast], precision: str) -> bytes:
     No line can be read as a result. The report writes it beside the record.
     """
     lines = b""
-    for one in forecasts:
-        for point in one.points:
+    for forecast in forecasts:
+        for point in forecast.points:
             (size, batch), (near_size, near_batch) = point.pair, point.nearest
             line = {
                 "predicted": {
-                    "phase": one.curve.phase,
+                    "phase": forecast.curve.phase,
                     "input_size": size,
                     "batch_size": batch,
                 },
                 "precision": precision,
-                "quantity": one.curve.kind,
-                "unit": QUANTITIES[one.curve.quantity],
+                "quantity": forecast.curve.kind,
+                "unit": QUANTITIES[forecast.curve.quantity],
                 "source": point.source,
                 "value": None,
                 "low": None,
@@ -257,8 +258,11 @@ def to_lines(forecasts: Iterable[Forecast], precision: str) -> bytes:
                 "level": LEVEL,
                 "nearest": {"input_size": near_size, "batch_size": near_batch},
                 "reason": point.reason,
-                "calibration": {"factor": one.calibration.factor, "curves": one.calibration.curves},
-                "corpus_sha256": one.corpus,
+                "calibration": {
+                    "factor": forecast.calibration.factor,
+                    "curves": forecast.calibration.curves,
+                },
+                "corpus_sha256": forecast.corpus,
             }
             if value := point.value:
                 line |= {"value": value.value, "low": value.low, "high": value.high}

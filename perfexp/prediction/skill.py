@@ -130,9 +130,9 @@ def pooled(scores: Sequence[Score]) -> Mapping[str, float]:
 
     Errors are pooled over all points. Coverage and interval score are means over curves.
     """
-    errors = np.concatenate([one.errors for one in scores])
-    coverages = np.array([one.is_covered.mean() for one in scores])
-    half_widths = np.concatenate([one.half_widths for one in scores])
+    errors = np.concatenate([score.errors for score in scores])
+    coverages = np.array([score.is_covered.mean() for score in scores])
+    half_widths = np.concatenate([score.half_widths for score in scores])
     return {
         "median_error": float(np.median(errors)),
         "mean_error": float(errors.mean()),
@@ -141,7 +141,7 @@ def pooled(scores: Sequence[Score]) -> Mapping[str, float]:
         "worst_coverage": float(coverages.min()),
         "curves_above_75": float((coverages >= 0.75).mean()),
         "half_width": float(np.median(half_widths)),
-        "interval_score": float(np.mean([one.interval_scores.mean() for one in scores])),
+        "interval_score": float(np.mean([score.interval_scores.mean() for score in scores])),
     }
 
 
@@ -162,32 +162,34 @@ def _score(actual: Samples, mean: Samples, half_width: Samples) -> Score:
     )
 
 
-def _nearest(work: Samples, y: Samples, at: Samples) -> Samples:
+def _nearest(work: Samples, log_values: Samples, targets: Samples) -> Samples:
     """Predict the value of the point with the nearest amount of work."""
-    nearest: Samples = y[np.abs(work[:, None] - at[None]).argmin(axis=0)]
+    nearest: Samples = log_values[np.abs(work[:, None] - targets[None]).argmin(axis=0)]
     return nearest
 
 
-def _linear(work: Samples, y: Samples, at: Samples) -> Samples:
+def _linear(work: Samples, log_values: Samples, targets: Samples) -> Samples:
     """Predict by a line over pixels and batch size, by relative least squares.
 
     Predictions never fall below half the smallest value.
     """
-    amount, values = np.exp(work - work.max()), np.exp(y)
+    amount, values = np.exp(work - work.max()), np.exp(log_values)
     design = np.column_stack([np.ones_like(amount), amount]) / values[:, None]
     (level, slope), *_ = np.linalg.lstsq(design, np.ones_like(amount), rcond=None)
-    line: Samples = np.log(np.maximum(level + slope * np.exp(at - work.max()), values.min() / 2))
+    line: Samples = np.log(
+        np.maximum(level + slope * np.exp(targets - work.max()), values.min() / 2)
+    )
     return line
 
 
-def _interpolated(work: Samples, y: Samples, at: Samples) -> Samples:
+def _interpolated(work: Samples, log_values: Samples, targets: Samples) -> Samples:
     """Predict by linear interpolation of the logarithm over log work."""
     order = np.argsort(work)
-    return np.asarray(np.interp(at, work[order], y[order]), dtype=np.float64)
+    return np.asarray(np.interp(targets, work[order], log_values[order]), dtype=np.float64)
 
 
 def _scaling_model(
-    work: Samples, y: Samples, at: Samples, *, errors: Samples
+    work: Samples, log_values: Samples, targets: Samples, *, errors: Samples
 ) -> tuple[Samples, float]:
     """Return the scaling model's predictions and their scatter, as logarithms.
 
@@ -195,10 +197,14 @@ def _scaling_model(
     """
     top = work.max()
     try:
-        fit = scaling.fit_scaling(np.exp(work - top), np.exp(y), np.maximum(1.96 * errors, 1e-6))
+        fit = scaling.fit_scaling(
+            np.exp(work - top), np.exp(log_values), np.maximum(1.96 * errors, 1e-6)
+        )
     except ValueError:
-        return np.full_like(at, np.median(y)), float(np.std(y))
-    return np.log([fit.at(float(np.exp(one - top))) for one in at], dtype=np.float64), fit.scatter
+        return np.full_like(targets, np.median(log_values)), float(np.std(log_values))
+    return np.log(
+        [fit.at(float(np.exp(coordinate - top))) for coordinate in targets], dtype=np.float64
+    ), fit.scatter
 
 
 #: Methods with intervals from their own leave-one-out errors.
@@ -209,14 +215,19 @@ BASELINES: dict[str, _Method] = {
 }
 
 
-def _own_half_width(method: _Method, work: Samples, y: Samples) -> float:
+def _own_half_width(method: _Method, work: Samples, log_values: Samples) -> float:
     """Return the half-width of a baseline's 90 % intervals, from its own leave-one-out errors.
 
     It is the conformal quantile of the errors at inner points, each predicted from the others.
     """
     inner = np.flatnonzero((work > work.min()) & (work < work.max()))
     off = [
-        abs(y[place] - method(np.delete(work, place), np.delete(y, place), work[[place]])[0])
-        for place in inner
+        abs(
+            log_values[left_out]
+            - method(np.delete(work, left_out), np.delete(log_values, left_out), work[[left_out]])[
+                0
+            ]
+        )
+        for left_out in inner
     ] or [0.0]
     return float(np.quantile(off, min(1.0, LEVEL * (1 + 1 / len(off)))))

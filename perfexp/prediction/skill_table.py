@@ -46,7 +46,7 @@ class SkillTable:
     @property
     def title(self) -> str:
         """Return the quantity with the numbers of curves and points."""
-        points = sum(len(one[GAUSSIAN_PROCESS].errors) for one in self.scores)
+        points = sum(len(methods[GAUSSIAN_PROCESS].errors) for methods in self.scores)
         curves = units.counted(len(self.curves), "curve")
         return f"{self.quantity}: {curves}, {points} points that no method had seen"
 
@@ -58,10 +58,12 @@ class SkillTable:
         columns = [Column("method", is_key=True, prose=True), *map(Column, _COLUMNS)]
         columns.append(Column("interval score"))
         cells = []
-        own = pooled([one[GAUSSIAN_PROCESS] for one in self.scores])["interval_score"]
+        process_score = pooled([scores[GAUSSIAN_PROCESS] for scores in self.scores])[
+            "interval_score"
+        ]
         for name in self.scores[0]:
-            figures = pooled([one[name] for one in self.scores])
-            ratio = f"{figures['interval_score'] / own:.2f}" if own else ""
+            figures = pooled([scores[name] for scores in self.scores])
+            ratio = f"{figures['interval_score'] / process_score:.2f}" if process_score else ""
             cells.append([name, *map(_percent, _figures(figures)), ratio])
         note = (
             "coverage of 90 % intervals; interval score relative to the Gaussian process, more is "
@@ -75,8 +77,8 @@ class SkillTable:
         `perfexp predict check` prints it.
         """
         lines = []
-        for curve, one in zip(self.curves, self.scores, strict=True):
-            lines.append((curve, pooled([one[GAUSSIAN_PROCESS]])))
+        for curve, scores in zip(self.curves, self.scores, strict=True):
+            lines.append((curve, pooled([scores[GAUSSIAN_PROCESS]])))
         lines.sort(key=lambda line: (line[1]["coverage"], -line[1]["p90_error"]))
         columns = [
             Column("curve", is_key=True, prose=True),
@@ -91,8 +93,8 @@ class SkillTable:
         if len({*columns[1].cells}) == 1:
             del columns[1]
         notes = []
-        if rest := lines[_MOST_LISTED:]:
-            notes.append(f"and {units.counted(len(rest), 'more curve')}")
+        if unlisted := lines[_MOST_LISTED:]:
+            notes.append(f"and {units.counted(len(unlisted), 'more curve')}")
         return Grid(columns, notes)
 
     def as_json(self) -> dict[str, Any]:
@@ -102,15 +104,15 @@ class SkillTable:
         """
         methods, curves = {}, []
         for name in self.scores[0]:
-            methods[name] = dict(pooled([one[name] for one in self.scores]))
-        for curve, one in zip(self.curves, self.scores, strict=True):
+            methods[name] = dict(pooled([scores[name] for scores in self.scores]))
+        for curve, scores in zip(self.curves, self.scores, strict=True):
             facts = {
                 "name": curve.name,
                 "device": curve.about.device,
                 "kind": curve.kind,
                 "folder": str(curve.folder),
             }
-            curves.append({**facts, **pooled([one[GAUSSIAN_PROCESS]])})
+            curves.append({**facts, **pooled([scores[GAUSSIAN_PROCESS]])})
         return {"methods": methods, "curves": curves}
 
 
@@ -136,7 +138,7 @@ def score_all(curves: Sequence[MeasuredCurve], *, measured: int, dense: int) -> 
     tables = []
     for quantity, scored in groups.items():
         if scored:
-            measured_curves = [one.measured for one in scored]
+            measured_curves = [sample.measured for sample in scored]
             tables.append(
                 SkillTable(quantity=quantity, curves=measured_curves, scores=_scores(scored))
             )
@@ -176,15 +178,15 @@ def _scores(sampled: Sequence[_Sampled]) -> list[dict[str, Score]]:
     """Score each curve, calibrated by other curves' seen points as in a corpus."""
     calibrations: dict[tuple[str | None, ...], Calibration] = {}
     scores = []
-    for one in sampled:
-        place = place_of(one.measured)
-        if place not in calibrations:
+    for sample in sampled:
+        curve_place = place_of(sample.measured)
+        if curve_place not in calibrations:
             others = []
             for other in sampled:
-                if calibrates(other.measured, one.measured):
+                if calibrates(other.measured, sample.measured):
                     others.append(other.curve())
-            calibrations[place] = calibrate(others[:MOST_CURVES])
-        scores.append(_scored(one.truth, one.seen, calibrations[place]))
+            calibrations[curve_place] = calibrate(others[:MOST_CURVES])
+        scores.append(_scored(sample.truth, sample.seen, calibrations[curve_place]))
     return scores
 
 
@@ -194,10 +196,10 @@ def _scored(truth: Truth, seen: Sequence[int] | None, calibration: Calibration) 
         return score(truth, seen, calibration)
     parts: dict[str, list[Score]] = {}
     for left_out in _inner(truth):
-        others = [place for place in range(len(truth.values)) if place != left_out]
-        for name, own in score(truth, others, calibration).items():
-            parts.setdefault(name, []).append(own)
-    return {name: _joined(own) for name, own in parts.items()}
+        others = [index for index in range(len(truth.values)) if index != left_out]
+        for name, curve_score in score(truth, others, calibration).items():
+            parts.setdefault(name, []).append(curve_score)
+    return {name: _joined(curve_score) for name, curve_score in parts.items()}
 
 
 def _inner(truth: Truth) -> list[int]:

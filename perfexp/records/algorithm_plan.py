@@ -64,9 +64,9 @@ class AlgorithmPlan(msgspec.Struct, frozen=True, kw_only=True):
         refuses a plan that differs, unless it may measure again.
         """
         texts = []
-        for name, here in (("device", device), ("torch", torch), ("cudnn", cudnn)):
-            if getattr(self, name) != here:
-                texts.append(f"{name} {getattr(self, name)}, not {here}")
+        for name, current in (("device", device), ("torch", torch), ("cudnn", cudnn)):
+            if getattr(self, name) != current:
+                texts.append(f"{name} {getattr(self, name)}, not {current}")
         return texts
 
 
@@ -82,11 +82,11 @@ def of_record(record: Record) -> AlgorithmPlan:
     gains = {}
     for point in record.points:
         key = point.key
-        place = f"{key.phase} {'×'.join(map(str, key.input_size))} batch {key.batch_size}"
+        point_text = f"{key.phase} {'×'.join(map(str, key.input_size))} batch {key.batch_size}"
         for metric in point.metrics:
             if metric.name.startswith(quantities.member(quantities.SPEEDUP, "")):
                 baseline = metric.name.rpartition("_")[2]
-                gains[f"{place} over {baseline}"] = (metric.value, metric.low, metric.high)
+                gains[f"{point_text} over {baseline}"] = (metric.value, metric.low, metric.high)
     if not (layers or attention):
         raise UserError(
             "This run left everything to torch, so there is no plan: measure with "
@@ -142,24 +142,24 @@ def encoded(plan: AlgorithmPlan) -> bytes:
     return msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
 
 
-def read(place: Path) -> AlgorithmPlan:
+def read(path: Path) -> AlgorithmPlan:
     """Return the plan in a file, or of the run in a folder; only data is read.
 
     Raises:
         UserError: the file is not a plan or has a newer format, or the run has no choices.
     """
-    if place.is_dir():
-        return of_record(Record.load(place))
+    if path.is_dir():
+        return of_record(Record.load(path))
     try:
-        content: Any = place.read_bytes()
+        content: Any = path.read_bytes()
         plan = msgspec.json.decode(content, type=AlgorithmPlan)
     except OSError as error:
-        raise UserError(f"{place} can't be read: {error.strerror}.") from error
+        raise UserError(f"{path} can't be read: {error.strerror}.") from error
     except msgspec.DecodeError as error:
         raise UserError(
-            f"{place} is not an algorithm plan ({error}): make one with perfexp export RUN "
+            f"{path} is not an algorithm plan ({error}): make one with perfexp export RUN "
             "--plan FILE."
         ) from error
     if plan.format != _FORMAT:
-        raise UserError(f"{place} has format {plan.format}; this perfexp reads {_FORMAT}.")
+        raise UserError(f"{path} has format {plan.format}; this perfexp reads {_FORMAT}.")
     return plan

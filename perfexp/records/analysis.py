@@ -136,10 +136,10 @@ class SweepAnalysis:
         for child, analysis in self.runs:
             if analysis is None or child.devices is None:
                 continue
-            rest = {name: value for name, value in child.axes.items() if name != GPU_COUNT}
+            other_axes = {name: value for name, value in child.axes.items() if name != GPU_COUNT}
             for row in analysis.rows:
                 if rate := row.samples_per_second:
-                    group = groups.setdefault((frozenset(rest.items()), row.key), [])
+                    group = groups.setdefault((frozenset(other_axes.items()), row.key), [])
                     group.append((child.devices, child.job, rate))
         return groups.values()
 

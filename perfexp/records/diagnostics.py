@@ -416,8 +416,8 @@ class Diagnostic(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
         Reports sort diagnostics by it.
         """
-        place = _ORDER.get(self.code, len(_ORDER))
-        return _SEVERITIES.index(self.severity), place
+        rank = _ORDER.get(self.code, len(_ORDER))
+        return _SEVERITIES.index(self.severity), rank
 
     @property
     def is_note(self) -> bool:
@@ -458,7 +458,7 @@ def make(code: str, /, **fields: object) -> Diagnostic:
 def has(diagnostics: Iterable[Diagnostic], code: str) -> bool:
     """Return whether any diagnostic has this code, which must be in the table."""
     assert code in DIAGNOSTICS
-    return any(one.code == code for one in diagnostics)
+    return any(diagnostic.code == code for diagnostic in diagnostics)
 
 
 def without(diagnostics: Iterable[Diagnostic], code: str) -> list[Diagnostic]:
@@ -467,7 +467,7 @@ def without(diagnostics: Iterable[Diagnostic], code: str) -> list[Diagnostic]:
     Code that judges again replaces a stored diagnostic this way.
     """
     assert code in DIAGNOSTICS
-    return [one for one in diagnostics if one.code != code]
+    return [diagnostic for diagnostic in diagnostics if diagnostic.code != code]
 
 
 def _stored(value: object) -> str | int | float:

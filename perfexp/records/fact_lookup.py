@@ -11,12 +11,12 @@ from typing import Any
 _VENDORS = {"cuda": "nvidia", "mps": "apple"}
 
 
-def fact_at(facts: dict[str, Any], place: str) -> Any:
+def fact_at(facts: dict[str, Any], fact_path: str) -> Any:
     """Return the fact at a dotted place, such as `device.name`; None if there is none.
 
     Tables, comparisons and commands read records' environments and plans with it.
     """
-    for name in place.split("."):
+    for name in fact_path.split("."):
         facts = facts.get(name) if isinstance(facts, dict) else None  # type: ignore[assignment]
     return facts
 

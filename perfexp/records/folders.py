@@ -34,9 +34,9 @@ def below(
         refused: called with the error for each folder that cannot be read.
         deepest: limit on nested folders.
     """
-    waiting = [(folder, 0)]
-    while waiting:
-        parent, depth = waiting.pop()
+    pending = [(folder, 0)]
+    while pending:
+        parent, depth = pending.pop()
         try:
             with os.scandir(parent) as entries:
                 children = {entry.name: entry for entry in entries if not entry.is_symlink()}
@@ -54,7 +54,7 @@ def below(
             message = f"more than {deepest} nested folders; deeper ones are skipped"
             refused(OSError(errno.ELOOP, message, str(parent)))
             continue
-        waiting += inner
+        pending += inner
 
 
 def run_folders(sweep: Sweep, folder: Path) -> Iterator[tuple[SweepChild, Path]]:

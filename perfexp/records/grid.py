@@ -198,9 +198,9 @@ class Grid:
             shown.remove(last)
         if not moved:
             return [Grid(shown)]
-        rest = Grid([column for column in self.columns if column in moved])
-        filled = list(map(any, rest.lines))
-        further = Grid([column.chosen(filled) for column in (*keys, *rest.columns)])
+        moved_columns = Grid([column for column in self.columns if column in moved])
+        filled = list(map(any, moved_columns.lines))
+        further = Grid([column.chosen(filled) for column in (*keys, *moved_columns.columns)])
         return [Grid(shown), *further.parts(width, most_columns)]
 
     def text(self, width: int) -> list[Text]:

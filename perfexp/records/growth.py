@@ -242,8 +242,8 @@ def _falling(group: Sequence[Row]) -> dict[Key, Odd]:
         counts[others] -= 1
         counts[odd] = 0
         row, other = group[odd], group[others[np.abs(others - odd).argmin()]]
-        which = "larger" if other.key.pixels > row.key.pixels else "smaller"
-        reference = f"the {which} size {other.key.size_label}, beyond both intervals"
+        size_relation = "larger" if other.key.pixels > row.key.pixels else "smaller"
+        reference = f"the {size_relation} size {other.key.size_label}, beyond both intervals"
         removed[row.key] = Odd(
             ratio=float(medians[odd]) / _median(other).value, reference=reference, other=other.key
         )
@@ -270,12 +270,12 @@ def _memory_evidence(row: Row, neighbors: Sequence[Row]) -> str:
 
     It is a sign of another cuDNN algorithm, whose workspace is larger.
     """
-    own = row.value(PEAK_MEMORY)
+    peak = row.value(PEAK_MEMORY)
     most = max((other.value(PEAK_MEMORY) or 0 for other in neighbors), default=0)
-    if not own or not most or own < max(_WORKSPACE_FACTOR * most, most + _WORKSPACE_BYTES):
+    if not peak or not most or peak < max(_WORKSPACE_FACTOR * most, most + _WORKSPACE_BYTES):
         return ""
     return (
-        f"its peak memory is {format_bytes(own)}, {format_bytes(most)} beside it, as if for "
+        f"its peak memory is {format_bytes(peak)}, {format_bytes(most)} beside it, as if for "
         "another workspace"
     )
 
@@ -334,12 +334,12 @@ def _median(row: Row) -> estimators.Interval:
     return median
 
 
-def _grouped(rows: Iterable[Row], by: Callable[[Row], Hashable]) -> list[list[Row]]:
+def _grouped(rows: Iterable[Row], key_of: Callable[[Row], Hashable]) -> list[list[Row]]:
     """Return the successful rows with a time above zero, grouped by a function of the row."""
     groups: dict[Hashable, list[Row]] = {}
     for row in rows:
         if row.status is Status.OK and row.time and row.time.median.value > 0:
-            groups.setdefault(by(row), []).append(row)
+            groups.setdefault(key_of(row), []).append(row)
     return list(groups.values())
 
 

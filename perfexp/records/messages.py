@@ -67,9 +67,9 @@ def check(event: dict[str, Any]) -> None:
         fields = msgspec.convert(event, _Fields)
     except msgspec.ValidationError as error:
         raise MessageError(str(error)) from error
-    lacking = [name for name in _REQUIRED.get(fields.event, ()) if event.get(name) is None]
-    if lacking or (fields.training is not None and not fields.training.epochs):
-        raise MessageError(f"{fields.event} lacks {', '.join(lacking) or 'epochs'}")
+    missing = [name for name in _REQUIRED.get(fields.event, ()) if event.get(name) is None]
+    if missing or (fields.training is not None and not fields.training.epochs):
+        raise MessageError(f"{fields.event} lacks {', '.join(missing) or 'epochs'}")
 
 
 class Events:

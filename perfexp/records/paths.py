@@ -94,11 +94,11 @@ def is_artifact(name: str) -> bool:
     return _ARTIFACT.fullmatch(name) is not None
 
 
-def folder_of(place: Path) -> Path:
+def folder_of(path: Path) -> Path:
     """Return a folder itself, or a file's folder; commands accept either for a run."""
-    if place.is_dir():
-        return place
-    return place.parent
+    if path.is_dir():
+        return path
+    return path.parent
 
 
 def home_of(file: Path) -> Path:
@@ -427,17 +427,17 @@ class RunPaths(_Folder):
         file = Path(name).name
         return is_own_place(name) and (file in result_names or is_artifact(file))
 
-    def table(self, model: str, algorithm: str, what: str) -> Path:
+    def table(self, model: str, algorithm: str, part: str) -> Path:
         """Return the path of a result table, for example `MODEL_ALGORITHM_overall.csv`."""
-        return self.root / f"{safe_name(model)}_{safe_name(algorithm)}_{what}.csv"
+        return self.root / f"{safe_name(model)}_{safe_name(algorithm)}_{part}.csv"
 
-    def checkpoint(self, model: str, data: str, what: str) -> Path:
+    def checkpoint(self, model: str, data: str, part: str) -> Path:
         """Return a checkpoint path, for example `checkpoints/MODEL_DATA_best.pt`."""
-        return self.root / CHECKPOINTS / f"{safe_name(model)}_{safe_name(data)}_{what}.pt"
+        return self.root / CHECKPOINTS / f"{safe_name(model)}_{safe_name(data)}_{part}.pt"
 
-    def plot(self, what: str) -> Path:
+    def plot(self, title: str) -> Path:
         """Return a PNG path in the run's folder, for example for `time` or `memory`."""
-        return self.root / f"{safe_name(what)}.png"
+        return self.root / f"{safe_name(title)}.png"
 
 
 class SweepPaths(_Folder):
@@ -461,18 +461,18 @@ class SweepPaths(_Folder):
 
         The entry is signed with the user's key, so that resuming runs no one else's command.
         """
-        place = str(Path.cwd())
-        mark = signature.of(_signed(sweep, place))
-        self._write({**self._manifest(), "begun_in": place, "signature": mark})
+        begun_in = str(Path.cwd())
+        mark = signature.of(_signed(sweep, begun_in))
+        self._write({**self._manifest(), "begun_in": begun_in, "signature": mark})
 
     def begun_in(self, sweep: Sweep) -> str | None:
         """Return the folder where this user gave the sweep's command; None if somebody else did."""
         manifest = self._manifest()
-        place, mark = manifest.get("begun_in"), manifest.get("signature")
-        is_own = isinstance(place, str) and signature.is_of(mark, _signed(sweep, place))
+        folder, mark = manifest.get("begun_in"), manifest.get("signature")
+        is_own = isinstance(folder, str) and signature.is_of(mark, _signed(sweep, folder))
         if not is_own:
             return None
-        return place
+        return folder
 
     def make_job_logs(self) -> None:
         """Create the folder for the output of cluster jobs.
@@ -484,6 +484,6 @@ class SweepPaths(_Folder):
         self.job_logs.mkdir(parents=True, exist_ok=True)
 
 
-def _signed(sweep: Sweep, place: str) -> bytes:
+def _signed(sweep: Sweep, folder: str) -> bytes:
     """Return the content that a sweep's signature covers: identity, folder and command."""
-    return json.dumps(["sweep", sweep.uid, place, *sweep.command]).encode()
+    return json.dumps(["sweep", sweep.uid, folder, *sweep.command]).encode()

@@ -96,11 +96,17 @@ def judge_pace(point: Point) -> list[Diagnostic]:
     Pipelining can only save time, so the host must have been slower during one of the two loops.
     """
     pipelined = first_median(point, "throughput")
-    waiting = first_median(point, "latency")
-    if pipelined is None or waiting is None or pipelined <= _LOOP_TOLERANCE * waiting:
+    waiting_seconds = first_median(point, "latency")
+    if (
+        pipelined is None
+        or waiting_seconds is None
+        or pipelined <= _LOOP_TOLERANCE * waiting_seconds
+    ):
         return []
     return [
-        diagnostics.make("pace_changed", pipelined_ms=1e3 * pipelined, waiting_ms=1e3 * waiting)
+        diagnostics.make(
+            "pace_changed", pipelined_ms=1e3 * pipelined, waiting_ms=1e3 * waiting_seconds
+        )
     ]
 
 

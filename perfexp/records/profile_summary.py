@@ -159,9 +159,9 @@ def tables(record: Record) -> list[tuple[str, Grid]]:
     return titled
 
 
-def _top(rows: Sequence[_Row], names: int | None, what: str) -> str:
+def _top(rows: Sequence[_Row], names: int | None, noun: str) -> str:
     """Return a table's title, for example `top 10 of 85 kernels by nsys`."""
-    return f"top {min(len(rows), _ROWS)} of {names or len(rows)} {what}"
+    return f"top {min(len(rows), _ROWS)} of {names or len(rows)} {noun}"
 
 
 def commands(record: Record) -> list[str]:
@@ -234,13 +234,13 @@ def _findings(point: Point, profile: Profile, timed: Point | None) -> Iterator[s
         yield one_line(f"{report} has no rows: {why} in these calls")
 
 
-def ranked(rows: Sequence[Any], steps: int, what: str, time: str, note: str | None = None) -> Grid:
+def ranked(rows: Sequence[Any], steps: int, noun: str, time: str, note: str | None = None) -> Grid:
     """Return a profile's first kernels or operators as a table, with times per call.
 
     Args:
         rows: objects with `name`, `count`, `seconds` and `share`, totals over all profiled calls.
         steps: number of profiled calls.
-        what: title of the name column, for example `kernel`.
+        noun: title of the name column, for example `kernel`.
         time: title of the time column, for example `per call`.
         note: line below the table, if any.
     """
@@ -248,7 +248,7 @@ def ranked(rows: Sequence[Any], steps: int, what: str, time: str, note: str | No
         Column("share"),
         Column(time),
         Column("times", rank=1),
-        Column(what, prose=True, is_key=True),
+        Column(noun, prose=True, is_key=True),
     ]
     lines = []
     for row in msgspec.convert(rows[:_ROWS], list[_Row], from_attributes=True):

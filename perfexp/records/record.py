@@ -267,8 +267,8 @@ class Epoch(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def figures(self) -> dict[str, float | None]:
         """Return all figures by name, for tables and MLflow; custom metrics are `custom/NAME`."""
         fields = [name for name in self.__struct_fields__ if name not in ("number", "metrics")]
-        own = {name: getattr(self, name) for name in fields}
-        return own | {metric.name: metric.value for metric in self.metrics}
+        direct = {name: getattr(self, name) for name in fields}
+        return direct | {metric.name: metric.value for metric in self.metrics}
 
 
 class Metric(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -607,14 +607,14 @@ def points_from_lines(text: bytes, kind: Any = Point) -> list[Any]:
         UserError: a line is invalid.
     """
     decoder = msgspec.json.Decoder(kind)
-    *complete, rest = text.split(b"\n")
+    *complete, last_line = text.split(b"\n")
     try:
         points = [decoder.decode(line) for line in complete if line.strip()]
         _check_facts(points)
     except foreign.DECODING_ERRORS as error:
         raise UserError(f"points.jsonl has a line that is not a point: {error}.") from error
     with suppress(*foreign.DECODING_ERRORS):  # the last line may be empty or truncated by a crash
-        points.append(decoder.decode(rest))
+        points.append(decoder.decode(last_line))
     return points
 
 

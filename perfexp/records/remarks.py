@@ -51,8 +51,8 @@ class Raised:
     def lines(self) -> list[str]:
         """Return compiler-style lines: `warning: PLACE: MESSAGE (CODE)`, then the help."""
         worst = self.worst
-        place = f"{self._place}: " if self.where else ""
-        message = f"{worst.severity}: {place}{one_line(worst.message)}{self._range} ({worst.code})"
+        prefix = f"{self._place}: " if self.where else ""
+        message = f"{worst.severity}: {prefix}{one_line(worst.message)}{self._range} ({worst.code})"
         if not worst.help:
             return [message]
         return [message, f"  help: {one_line(worst.help)}"]
@@ -76,7 +76,9 @@ class Raised:
 
         Empty if they are equal or some are missing.
         """
-        figures = sorted(one.figure for one in self.diagnostics if one.figure is not None)
+        figures = sorted(
+            diagnostic.figure for diagnostic in self.diagnostics if diagnostic.figure is not None
+        )
         spec = self.worst.rule.by.partition(":")[2]
         ends = [f"{figure:{spec}}" for figure in figures]
         if len(ends) < len(self.diagnostics) or ends[0] == ends[-1]:
@@ -193,33 +195,33 @@ def failures(record: Record) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def peak_notes(analysis: Analysis, shown: Sequence[Metric]) -> Iterator[str]:
+def peak_notes(analysis: Analysis, metrics: Sequence[Metric]) -> Iterator[str]:
     """Yield the peaks that MFUs (model FLOP utilizations) are relative to, with the precision.
 
     This and the following functions give notes below the table of metrics.
 
     Args:
-        shown: metrics in the table, of all rows.
+        metrics: metrics in the table, of all rows.
     """
     names = {row.key.precision.removeprefix("amp_") for row in analysis.rows}
     formats = {number_format(name, [analysis.record.environment]) for name in names}
     precision = "in the precision of each point"
     if len(formats) == 1:
         precision = f"in {formats.pop()}"
-    notes = dict.fromkeys(quantities.of(metric).note for metric in shown)
+    notes = dict.fromkeys(quantities.of(metric).note for metric in metrics)
     if text := "; ".join(filter(None, notes)):
         yield text.replace("{precision}", precision)
 
 
-def estimate_notes(shown: Sequence[Metric], kinds: Sequence[str]) -> Iterator[str]:
+def estimate_notes(metrics: Sequence[Metric], kinds: Sequence[str]) -> Iterator[str]:
     """Yield why metrics are marked `≈`: they follow an estimated time or rate, or are estimates.
 
     Args:
-        shown: metrics in the table, of all rows.
+        metrics: metrics in the table, of all rows.
         kinds: names of the points' representative times.
     """
     titles, others = [], []
-    for metric in {metric.name: metric for metric in shown if metric.estimated}.values():
+    for metric in {metric.name: metric for metric in metrics if metric.estimated}.values():
         if quantities.of(metric).pooled in FOLLOWING:
             titles.append(metric_title(metric, kinds))
         else:
@@ -231,12 +233,12 @@ def estimate_notes(shown: Sequence[Metric], kinds: Sequence[str]) -> Iterator[st
         yield f"≈ {subject}estimated from what was measured, not itself measured"
 
 
-def energy_notes(rows: Sequence[Row], shown: Sequence[Metric]) -> Iterator[str]:
+def energy_notes(rows: Sequence[Row], metrics: Sequence[Metric]) -> Iterator[str]:
     """Yield which loops the energies belong to, and how accurate the meter's scale is.
 
     The scale error of a meter is the same in all runs, so no interval includes it.
     """
-    names = {metric.name for metric in shown}
+    names = {metric.name for metric in metrics}
     if quantities.ENERGY in names:
         text = "energies are of a loop of calls back to back"
         if quantities.QUEUED_ENERGY in names:
@@ -251,13 +253,13 @@ def energy_notes(rows: Sequence[Row], shown: Sequence[Metric]) -> Iterator[str]:
         )
 
 
-def speedup_notes(analysis: Analysis, shown: Sequence[Metric]) -> Iterator[str]:
+def speedup_notes(analysis: Analysis, metrics: Sequence[Metric]) -> Iterator[str]:
     """Yield which speedups come from a single process, and whether the loop idles the device.
 
     Other processes may choose other algorithms, so a speedup is only pooled over processes if each
     process measured it.
     """
-    names = {metric.name for metric in shown if quantities.of(metric).pooled is Pooled.SPEEDUP}
+    names = {metric.name for metric in metrics if quantities.of(metric).pooled is Pooled.SPEEDUP}
     processes = by_point(analysis.record)
     single, pooled, is_idle = set[str](), set[str](), False
     for row in analysis.rows:

@@ -33,19 +33,20 @@ def metrics(seeds: Sequence[Point]) -> dict[str, Metric]:
     if not targets:
         return {}
     times, accuracies = _values(seeds, TIME_TO_ACCURACY), _values(seeds, ACCURACY)
-    found = [_metric(REACHED_SHARE, trials.share(len(times), len(seeds)))]
+    summaries = [_metric(REACHED_SHARE, trials.share(len(times), len(seeds)))]
     if time := trials.median_time(times, len(seeds)):
-        found.append(_metric(TIME_TO_ACCURACY, time))
+        summaries.append(_metric(TIME_TO_ACCURACY, time))
     else:
         reason = f"reached by {len(times)} of {len(seeds)} seeds"
-        found.append(Metric.of(TIME_TO_ACCURACY, None, reason=reason))
+        summaries.append(Metric.of(TIME_TO_ACCURACY, None, reason=reason))
     if accuracies:
-        found.append(_metric(ACCURACY, trials.mean(accuracies)))
-        found.append(_p_value(seeds, accuracies, targets[0]))
-    return {metric.name: metric for metric in found}
+        summaries.append(_metric(ACCURACY, trials.mean(accuracies)))
+        summaries.append(_p_value(seeds, accuracies, targets[0]))
+    return {metric.name: metric for metric in summaries}
 
 
 def _p_value(seeds: Sequence[Point], accuracies: Sequence[float], target: float) -> Metric:
+    """Return the p-value for a mean accuracy at or below the target, or why there is none."""
     for seed in seeds:
         if sum(epoch.accuracy is not None for epoch in seed.epochs) > 1:
             reason = "an early stop selects accuracies; set mode.train.eval_every=EPOCHS"
@@ -77,8 +78,8 @@ def sentences(row: Row) -> list[str]:
 
 
 def _values(seeds: Sequence[Point], name: str) -> list[float]:
-    found = [interval_of(seed.metric(name)) for seed in seeds]
-    return [one.value for one in found if one]
+    intervals = [interval_of(seed.metric(name)) for seed in seeds]
+    return [interval.value for interval in intervals if interval]
 
 
 def _metric(name: str, interval: Interval) -> Metric:
@@ -86,6 +87,7 @@ def _metric(name: str, interval: Interval) -> Metric:
 
 
 def _share(row: Row, name: str) -> str:
+    """Return a share with its interval as text, in percent."""
     share = interval_of(row.metric(name))
     if share is None:
         return "an unknown share"

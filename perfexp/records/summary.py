@@ -95,14 +95,14 @@ def rows(record: Record) -> list[Row]:
     unfinished = interrupted(record)
     in_turn = record.sweep is not None and record.sweep.level is not None
     complete = []
-    for one in separate:
+    for separate_row in separate:
         complete.append(
             replace(
-                one,
-                unfinished=unfinished[one.key],
+                separate_row,
+                unfinished=unfinished[separate_row.key],
                 in_turn=in_turn,
-                metrics=tuple(map(one.marked, one.metrics)),
-                doubts=(*one.doubts, *raised.get(one.key, ())),
+                metrics=tuple(map(separate_row.marked, separate_row.metrics)),
+                doubts=(*separate_row.doubts, *raised.get(separate_row.key, ())),
             )
         )
     return complete
@@ -113,8 +113,8 @@ def requested_percentiles(record: Record) -> tuple[float, ...]:
 
     A record is data, so anything that is not a percentile is left out.
     """
-    asked, numbers = record.plan.get("percentiles"), []
-    for number in asked if isinstance(asked, list) else ():
+    requested, numbers = record.plan.get("percentiles"), []
+    for number in requested if isinstance(requested, list) else ():
         if isinstance(number, int | float) and 0 < number < 100 > 100 - number:
             numbers.append(float(number))
     return tuple(numbers) or (50.0, 95.0, 99.0)
@@ -199,12 +199,12 @@ def _doubts(
     """
     doubts: list[Diagnostic] = []
     for point in points:
-        known_codes = {one.code for one in doubts}
+        known_codes = {doubt.code for doubt in doubts}
         point_doubts = (
             *point_diagnostics.confirmed(point),
             *point_diagnostics.judge_samples(point, kind),
         )
-        doubts += [one for one in point_doubts if one.code not in known_codes]
+        doubts += [doubt for doubt in point_doubts if doubt.code not in known_codes]
     if kind and len(measured := comparable(points, kind)) > 1:
         doubts += point_diagnostics.judge_processes(measured, kind)
         if times[kind].median.low is not None:  # only the interval of their mean matters
@@ -221,7 +221,7 @@ def _doubts(
 def _p95(processes: Sequence[Series], prior: Prior | None) -> Repeats:
     """Return each process's 95th percentile in seconds, with intervals, for comparisons."""
     return Repeats.of(
-        [estimators.percentile_interval(one.measured, 95.0) for one in processes], prior
+        [estimators.percentile_interval(process.measured, 95.0) for process in processes], prior
     )
 
 
@@ -295,9 +295,9 @@ def epoch_figures(
         if point.status is Status.OK and not epochs:
             epochs = point.epochs
     passes = [epoch.seconds for epoch in epochs]
-    whole = [epoch.total_seconds for epoch in epochs]
+    epoch_totals = [epoch.total_seconds for epoch in epochs]
     whole_epochs = {}
-    for name, seconds, combine in (("epoch", passes, fmean), ("runtime", whole, sum)):
+    for name, seconds, combine in (("epoch", passes, fmean), ("runtime", epoch_totals, sum)):
         if seconds:
             # relative variance of the mean over the epochs
             within = 0.0
@@ -322,8 +322,8 @@ def pooled_metrics(
         kind: name of the representative time; None without samples.
     """
     factors, of_seeds = _rate_factors(points[0], times, kind), seeds.metrics(_finished(points))
-    pooled = [_pooled(one, points, factors) for one in points[0].metrics]
-    return (*(one for one in pooled if one.name not in of_seeds), *of_seeds.values())
+    pooled = [_pooled(metric, points, factors) for metric in points[0].metrics]
+    return (*(metric for metric in pooled if metric.name not in of_seeds), *of_seeds.values())
 
 
 def pooled_speedup(points: Sequence[Point], name: str) -> estimators.Interval | None:
@@ -333,7 +333,9 @@ def pooled_speedup(points: Sequence[Point], name: str) -> estimators.Interval | 
         None unless there are several processes and each measured the speedup itself.
     """
     finished = _finished(points)
-    speedups = [one for point in finished if (one := _speedup(point, name)) and one.value > 0]
+    speedups = [
+        speedup for point in finished if (speedup := _speedup(point, name)) and speedup.value > 0
+    ]
     if len(speedups) == len(finished) > 1:
         return Repeats.of(speedups).interval
     return None
@@ -351,7 +353,11 @@ def _pooled(metric: Metric, points: Sequence[Point], factors: Mapping[Pooled, fl
         return msgspec.structs.replace(metric, value=proven)
     if combine := _POOLED.get(pooled):
         measured = [point.metric(metric.name) for point in _finished(points)]
-        values = [one.value for one in measured if one and one.value and one.value > 0]
+        values = [
+            interval.value
+            for interval in measured
+            if interval and interval.value and interval.value > 0
+        ]
         if not values:
             return metric
         return msgspec.structs.replace(metric, value=combine(values), reason=None)
@@ -394,8 +400,8 @@ def _rate_factors(
     Empty without times.
     """
     factors: dict[Pooled, float] = {}
-    if kind and (own := first_median(first, kind)) and times[kind].median.value > 0:
-        factors[Pooled.BY_TIME] = own / times[kind].median.value
+    if kind and (first_time := first_median(first, kind)) and times[kind].median.value > 0:
+        factors[Pooled.BY_TIME] = first_time / times[kind].median.value
     pipelined = times.get("throughput") or times.get("latency")
     if pipelined and pipelined.mean.value > 0 and (loop := loop_interval(first)):
         factors[Pooled.BY_RATE] = loop.value / pipelined.mean.value

@@ -145,11 +145,11 @@ class Sweep(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Raises:
             UserError: the record is broken.
         """
-        place = Path(os.path.normpath(folder / child.directory))
-        if place.is_symlink() or not (place / "record.json").exists():
+        run_folder = Path(os.path.normpath(folder / child.directory))
+        if run_folder.is_symlink() or not (run_folder / "record.json").exists():
             return None
-        record = Record.load(place)
-        if self._lists(child, record) or place.resolve().is_relative_to(folder.resolve()):
+        record = Record.load(run_folder)
+        if self._lists(child, record) or run_folder.resolve().is_relative_to(folder.resolve()):
             return record
         return None
 

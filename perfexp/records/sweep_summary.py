@@ -70,36 +70,44 @@ def _common_name(analyses: Sequence[Analysis], name: str) -> str:
     return ""
 
 
-def raised(whole: SweepAnalysis) -> list[Raised]:
+def raised(sweep_analysis: SweepAnalysis) -> list[Raised]:
     """Return the diagnostics from all runs, including those that only other runs reveal.
 
     Each code appears once for each help.
     """
     placed: list[Placed] = []
     names = {}
-    for child, analysis in whole.runs:
+    for child, analysis in sweep_analysis.runs:
         names[child.job] = one_line(child.name)
-        for place, diagnostics in diagnostics_by_place(analysis) if analysis else ():
-            placed.append((f"run {child.job} · {place}" if place else "", diagnostics))
-    for job, diagnostic in whole.slower.items():
+        for where_raised, diagnostics in diagnostics_by_place(analysis) if analysis else ():
+            placed.append(
+                (f"run {child.job} · {where_raised}" if where_raised else "", diagnostics)
+            )
+    for job, diagnostic in sweep_analysis.slower.items():
         placed.append((f"run {job} {names[job]}", (diagnostic,)))
     return grouped(placed)
 
 
-def runs(whole: SweepAnalysis, title: str = "", ratios: Mapping[tuple[int, str], str] = {}) -> Grid:
+def runs(
+    sweep_analysis: SweepAnalysis, title: str = "", ratios: Mapping[tuple[int, str], str] = {}
+) -> Grid:
     """Return a table with a line for each run and phase: axes, time and how it ended.
 
     A line for several points has the range of their times. Rate, memory and energy are shown for a
     single point.
 
     Args:
-        whole: the sweep with its runs' analyses.
+        sweep_analysis: the sweep with its runs' analyses.
         title: title of the ratio column.
         ratios: time ratio to the run's baseline, with its verdict, by run number and phase.
     """
-    lines = [(child, table) for child, analysis in whole.runs for table in _by_phase(analysis)]
+    lines = [
+        (child, table) for child, analysis in sweep_analysis.runs for table in _by_phase(analysis)
+    ]
     formats = {
-        child.job: analysis.about.number_format for child, analysis in whole.runs if analysis
+        child.job: analysis.about.number_format
+        for child, analysis in sweep_analysis.runs
+        if analysis
     }
     every, axes = list[Row](), dict[str, str]()
     for child, table in lines:
@@ -135,7 +143,7 @@ def runs(whole: SweepAnalysis, title: str = "", ratios: Mapping[tuple[int, str],
         line += [phase if has_phases else "", _times(table)]
         line.append(_kinds(table) if len(kinds) > 1 else "")
         line += [rate, ratios.get((child.job, phase), ""), coverage(table), memory, energy]
-        line.append(_remarks(child.status, table, whole.slower.get(child.job)))
+        line.append(_remarks(child.status, table, sweep_analysis.slower.get(child.job)))
         cells.append(line)
     notes = [*wording.scope_notes(every), *wording.rate_notes(single)]
     return Grid.of_cells(columns, cells, notes).without_empty()
@@ -159,19 +167,19 @@ def best(candidates: Sequence[Candidate]) -> str:
     For example: `best: batch 64, 92 samples/s; batch 16 reaches 98 % of it`. Empty for fewer than
     two rates. The line stands below a sweep's table, or below a run's table over batch sizes.
     """
-    rated = [(one, rate) for one in candidates if (rate := one.row.samples_per_second)]
+    rated = [(run, rate) for run in candidates if (rate := run.row.samples_per_second)]
     if len(rated) < 2:
         return ""
     first, most = max(rated, key=lambda pair: pair[1].value)
     names, smaller = [first.name], []
-    for one, rate in rated:
+    for run, rate in rated:
         share = rate.value / most.value
-        if one is first:
+        if run is first:
             continue
         if not is_clearly_below(rate, most):
-            names.append(one.name)
-        elif one.batch and one.batch < (first.batch or 0) and share >= _NEARLY:
-            smaller.append((one.batch, one.name, share))
+            names.append(run.name)
+        elif run.batch and run.batch < (first.batch or 0) and share >= _NEARLY:
+            smaller.append((run.batch, run.name, share))
     if len(names) == len(rated):
         return "best: undecided"
     text = f"best: {' or '.join(names)}, {wording.rate_text(most)} samples/s"
@@ -181,14 +189,14 @@ def best(candidates: Sequence[Candidate]) -> str:
     return f"{text}; {name} reaches {share:.0%} of it".replace("%", " %")
 
 
-def best_run(whole: SweepAnalysis) -> str:
+def best_run(sweep_analysis: SweepAnalysis) -> str:
     """Return a sentence about a sweep's best run (see `best`).
 
     Empty unless each run measured a single point with the same phase and size. Also empty for a
     sweep over models, which do different work.
     """
     candidates, same = [], set()
-    for child, analysis in whole.runs:
+    for child, analysis in sweep_analysis.runs:
         timed = _timed(analysis.rows if analysis else ())
         if len(timed) > 1 or set(MODEL_AXES) & child.axes.keys():
             return ""
@@ -225,13 +233,13 @@ def in_a_line(analysis: Analysis) -> str:
     return "; ".join(parts)
 
 
-def child_failures(whole: SweepAnalysis) -> list[str]:
+def child_failures(sweep_analysis: SweepAnalysis) -> list[str]:
     """Return a line for each failed run, or for each failed point in a run.
 
     The line has name, status and reason.
     """
     lines = []
-    for child, analysis in whole.runs:
+    for child, analysis in sweep_analysis.runs:
         reasons = failures(analysis.record) if analysis else []
         if not reasons and child.status is not Status.OK:
             reasons.append(child.status.value)

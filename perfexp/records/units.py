@@ -38,10 +38,10 @@ def format_seconds(seconds: float, significant: int = 3) -> str:
     if not math.isfinite(seconds):
         return str(seconds)
     if seconds >= 100:
-        hours, rest = divmod(round(seconds), 3600)
+        hours, seconds_left = divmod(round(seconds), 3600)
         if hours:
-            return f"{hours} h {rest // 60:02d} min"
-        return f"{rest // 60} min {rest % 60:02d} s"
+            return f"{hours} h {seconds_left // 60:02d} min"
+        return f"{seconds_left // 60} min {seconds_left % 60:02d} s"
     for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= factor:
             return f"{digits(seconds / factor, significant)} {unit}"

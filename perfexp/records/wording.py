@@ -159,12 +159,12 @@ def rate_notes(rows: Sequence[Row]) -> list[str]:
             mean, median = row.times["latency"].mean, row.times["latency"].median
             num_differing += mean.low is not None and estimators.differ(mean, median, 0.0)
     if num_differing:
-        where = f" at {num_differing} of {len(rates)} points"
+        share_of_points = f" at {num_differing} of {len(rates)} points"
         if num_differing == len(rates) == 1:
-            where = ""
+            share_of_points = ""
         notes.append(
             "samples/s is by the mean of all calls, which differs from p50 by more than both "
-            f"intervals{where}"
+            f"intervals{share_of_points}"
         )
     return notes
 
@@ -262,8 +262,8 @@ def scope_notes(rows: Sequence[Row]) -> list[str]:
     source = scope(rows)
     if not source:
         return []
-    if again := continuation(rows):
-        source += f" ({again} continues)"
+    if command := continuation(rows):
+        source += f" ({command} continues)"
     return [f"± 95 % interval of the mean over processes, from {source}"]
 
 
@@ -286,7 +286,7 @@ def codes(diagnostics: Iterable[Diagnostic]) -> list[str]:
     Notes are left out.
     """
     raised = sorted(diagnostics, key=attrgetter("order"))
-    return list(dict.fromkeys(one.code for one in raised if not one.is_note))
+    return list(dict.fromkeys(item.code for item in raised if not item.is_note))
 
 
 def epoch_text(epoch: Epoch) -> str:
@@ -397,20 +397,20 @@ def coverage_text(row: Row) -> str:
     no proof. Table cells and the short answer show it.
     """
     covered, proven = row.value(quantities.COVERAGE), row.value(quantities.PROVEN)
-    text, own = metric_text(row.metric(quantities.COVERAGE)), row.own_choice
+    text, own_choice = metric_text(row.metric(quantities.COVERAGE)), row.own_choice
     if not covered:
         return text
     if proven is None:
         return f"{text}, proof not recorded"
     # the covered share is proven, torch's own choice, or the rest
-    rest = covered - proven - own
-    if own > _ROUNDING:
-        share = f"{percent(own)} " if covered - own > _ROUNDING else ""
+    unverified = covered - proven - own_choice
+    if own_choice > _ROUNDING:
+        share = f"{percent(own_choice)} " if covered - own_choice > _ROUNDING else ""
         text += f", {share}not observed"
-        if rest > _ROUNDING:
-            text += f", {percent(rest)} not verified"
+        if unverified > _ROUNDING:
+            text += f", {percent(unverified)} not verified"
         return text
-    if rest <= _ROUNDING:
+    if unverified <= _ROUNDING:
         return f"{text}, proven"
     if proven:
         return f"{text}, not all verified"
@@ -452,17 +452,17 @@ def scaling_text(scaling: Scaling) -> str:
         return f"{kind}: growth with the size not determined: {scaling.doubt}"
     fit, smallest, largest = scaling.fit, scaling.keys[0], scaling.key
     sizes = f"{smallest.size_label} to {largest.size_label} only, {len(scaling.keys)} sizes"
-    where = f"({sizes}, scatter {percent(fit.scatter)})"
+    basis = f"({sizes}, scatter {percent(fit.scatter)})"
     constant = units.format_seconds(fit.a)
     if fit.exponent is None:
-        return f"{kind} ≈ {constant}, does not grow with the size {where}"
+        return f"{kind} ≈ {constant}, does not grow with the size {basis}"
     height, width = largest.input_size
     unit = f"{height}²" if height == width else f"({height}·{width})"
     law = f"{units.format_seconds(fit.b)} · (pixels / {unit})^{_exponent_text(fit.exponent)}"
     share = fit.a / fit.at(smallest.pixels / largest.pixels)
     if share > _NEGLIGIBLE:
         law = f"the larger of {constant} and {law}" if fit.overlapped else f"{constant} + {law}"
-    text = f"{kind} ≈ {law} {where}"
+    text = f"{kind} ≈ {law} {basis}"
     if share < 0.5:
         text += _growth_text(fit.exponent)
     return text

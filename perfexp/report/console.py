@@ -150,9 +150,9 @@ class Console:
         if self._verbose or self.quiet:
             self.show(analysis, folder)
         else:
-            place = f"{number}/{runs}" if runs else str(number)
+            position = f"{number}/{runs}" if runs else str(number)
             result = sweep_summary.in_a_line(analysis)
-            self._line(f"[{place}] {one_line(name)}: {result}")
+            self._line(f"[{position}] {one_line(name)}: {result}")
 
     def results(self, analysis: Analysis) -> int:
         """Print a run's results with its errors, warnings and failures.
@@ -171,13 +171,13 @@ class Console:
         else:
             self.show_sections(brief(analysis))
             if len(analysis.rows) == 1:  # its label is in the title
-                raised = [Raised(diagnostics=one.diagnostics[:1]) for one in raised]
+                raised = [Raised(diagnostics=item.diagnostics[:1]) for item in raised]
         more = self._raised(raised)
         self.show_lines(NOT_MEASURED, failures(analysis.record), style="red")
         return more
 
     def show_sweep(
-        self, whole: SweepAnalysis, folder: Path | None, *, tracking: str | None = None
+        self, sweep_analysis: SweepAnalysis, folder: Path | None, *, tracking: str | None = None
     ) -> None:
         """Print a sweep's results, one line per run.
 
@@ -185,9 +185,9 @@ class Console:
             folder: the sweep's folder; None if there is none.
             tracking: console lines of the tracking store, if the sweep was sent.
         """
-        self.show_sections(of_sweep(whole, is_brief=not self._verbose))
-        more = self._raised(sweep_summary.raised(whole))
-        self.show_lines(NOT_MEASURED, sweep_summary.child_failures(whole), style="red")
+        self.show_sections(of_sweep(sweep_analysis, is_brief=not self._verbose))
+        more = self._raised(sweep_summary.raised(sweep_analysis))
+        self.show_lines(NOT_MEASURED, sweep_summary.child_failures(sweep_analysis), style="red")
         if folder:
             self._place(folder, more, tracking)
 
@@ -300,13 +300,13 @@ class Console:
 
         Lines are not broken, so that a terminal copies them whole.
         """
-        place = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
-        place += os.sep
+        text = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
+        text += os.sep
         if not (self.quiet or self._verbose):
-            place += "  perfexp show -v"
+            text += "  perfexp show -v"
             if more:
-                place += f" ({units.counted(more, 'more warning')})"
-        for line in [place, *map(one_line, (tracking or "").splitlines())]:
+                text += f" ({units.counted(more, 'more warning')})"
+        for line in [text, *map(one_line, (tracking or "").splitlines())]:
             self._out.print(Text(printable(line).rstrip()), soft_wrap=True)
 
 

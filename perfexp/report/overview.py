@@ -139,10 +139,10 @@ def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
             if interval.low is None:
                 missing.append(row.times[row.service_kind or ""])
     if missing:
-        where = ""
+        share_of_points = ""
         if measured > 1:
-            where = f" at {len(missing)} of {measured} points"
-        yield f"≈ {title}{where} without an interval: {wording.shortage(missing, number)}"
+            share_of_points = f" at {len(missing)} of {measured} points"
+        yield f"≈ {title}{share_of_points} without an interval: {wording.shortage(missing, number)}"
 
 
 def phases(rows: Sequence[Row]) -> Grid | None:
@@ -212,17 +212,17 @@ def metrics(analysis: Analysis) -> Grid:
     """
     rows, kinds = analysis.rows, wording.time_kinds(analysis.rows)
     names, titles = set[str](), dict[str, str]()
-    shown, having = list[Metric](), list[Row]()
+    shown_metrics, having = list[Metric](), list[Row]()
     for row in rows:
-        before = len(shown)
+        before = len(shown_metrics)
         for metric in row.metrics:
             if quantities.of(metric).is_apart:
                 continue
             names.add(metric.name)
             if metric.value is not None:
-                shown.append(metric)
+                shown_metrics.append(metric)
                 titles[metric.name] = wording.metric_title(metric, kinds)
-        if len(shown) > before:
+        if len(shown_metrics) > before:
             having.append(row)
     columns = key_columns(having) if titles else []
     for rank, (name, title) in enumerate(titles.items()):
@@ -230,12 +230,12 @@ def metrics(analysis: Analysis) -> Grid:
     notes = _reasons(rows, names)
     if quantities.COVERAGE in titles:
         notes += convolutions.coverage(analysis.record)
-    notes += peak_notes(analysis, shown)
+    notes += peak_notes(analysis, shown_metrics)
     if {quantities.MFU, quantities.MFU_OF_CEILING} & titles.keys():
         notes += convolutions.saved_multiplications(analysis.record)
-    notes += speedup_notes(analysis, shown)
-    notes += estimate_notes(shown, kinds)
-    notes += energy_notes(rows, shown)
+    notes += speedup_notes(analysis, shown_metrics)
+    notes += estimate_notes(shown_metrics, kinds)
+    notes += energy_notes(rows, shown_metrics)
     return Grid(columns, notes)
 
 
@@ -248,7 +248,7 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
         names: names of the metrics to look for.
     """
     warned = list[str | int | float]()
-    points, lacking = Counter[str](), dict[str, list[Metric]]()
+    points, metrics_by_reason = Counter[str](), dict[str, list[Metric]]()
     for row in rows:
         for doubt in row.doubts:
             if not doubt.is_note:
@@ -257,9 +257,9 @@ def _reasons(rows: Sequence[Row], names: Collection[str]) -> list[str]:
             if metric.name in names:
                 points[metric.name] += 1
                 if metric.reason:
-                    lacking.setdefault(metric.reason, []).append(metric)
+                    metrics_by_reason.setdefault(metric.reason, []).append(metric)
     reasons = []
-    for reason, missing in lacking.items():
+    for reason, missing in metrics_by_reason.items():
         if reason not in warned:
             text = f"no {', '.join(_distinct(map(wording.metric_title, missing)))}"
             name, count = Counter(metric.name for metric in missing).most_common(1)[0]

@@ -215,7 +215,7 @@ class Progress:
             return ""
         return _left(self._left_seconds - (self._clock() - self._updated))
 
-    def _draw(self, what: str) -> None:
+    def _draw(self, status: str) -> None:
         """Draw the sweep's bar, if any, and the run's bar with the current activity."""
         if self._whole and self._of_whole is not None:
             self._update(
@@ -225,14 +225,14 @@ class Progress:
                 self._whole.text,
                 self._whole.left_text,
             )
-        self._update(self._task, self._total, self._finished, what, self.left_text)
+        self._update(self._task, self._total, self._finished, status, self.left_text)
         self._bar.refresh()
 
     def _update(
-        self, task: rich.progress.TaskID, total: int | None, completed: int, what: str, left: str
+        self, task: rich.progress.TaskID, total: int | None, completed: int, status: str, left: str
     ) -> None:
         """Set what one of the bars shows, to be drawn on the next refresh."""
-        self._bar.update(task, total=total, completed=completed, what=one_line(what), left=left)
+        self._bar.update(task, total=total, completed=completed, what=one_line(status), left=left)
 
     def _print(self, line: str) -> None:
         """Print a line that stays above the bar, on stderr if quiet."""
@@ -254,11 +254,11 @@ def _bar(
 
     It shows finished and all points, the current activity and the remaining time.
     """
-    what = Column(ratio=1, no_wrap=True, overflow="ellipsis")
+    status_column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
     return rich.progress.Progress(
         rich.progress.BarColumn(bar_width=20),
         rich.progress.MofNCompleteColumn(),
-        rich.progress.TextColumn("{task.fields[what]}", markup=False, table_column=what),
+        rich.progress.TextColumn("{task.fields[what]}", markup=False, table_column=status_column),
         rich.progress.TextColumn("{task.fields[left]}", markup=False, justify="right"),
         console=console,
         auto_refresh=False,

@@ -85,21 +85,21 @@ def _contents(
         paths.plot("time"): _png(record_plots.plot(analysis, forecasts)),
         paths.plot("layers"): _layers_png(record),
     }
-    drawn = []
+    plot_names = []
     for path, content in plots.items():
         yield path, "plots", content
         if content is not None:
-            drawn.append(path.name)
+            plot_names.append(path.name)
     for name in profile_summary.files(record):
         if name.endswith("_roofline.png"):
-            drawn.append(name)
-    report = markdown.markdown(analysis, drawn).encode("utf-8", errors="replace")
+            plot_names.append(name)
+    report = markdown.markdown(analysis, plot_names).encode("utf-8", errors="replace")
     yield paths.report, "report", report
     if vendor_file.is_wanted(record):
         yield paths.root / vendor_file.name(record), "data", vendor_file.to_json(analysis)
 
 
-def write_sweep(whole: SweepAnalysis, folder: Path) -> list[Artifact]:
+def write_sweep(sweep_analysis: SweepAnalysis, folder: Path) -> list[Artifact]:
     """Write a sweep's table and plot, and return all its files, as in `write`.
 
     Args:
@@ -109,8 +109,8 @@ def write_sweep(whole: SweepAnalysis, folder: Path) -> list[Artifact]:
         OSError: the folder cannot be written.
     """
     paths = SweepPaths(folder)
-    write_atomically(paths.table, csv_tables.to_csv(flat.sweep(whole)))
-    if png := _png(sweep_plots.plot(whole)):
+    write_atomically(paths.table, csv_tables.to_csv(flat.sweep(sweep_analysis)))
+    if png := _png(sweep_plots.plot(sweep_analysis)):
         write_atomically(paths.plot, png)
     kinds = {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}
     return _artifacts(kinds, paths.root)

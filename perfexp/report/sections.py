@@ -65,8 +65,8 @@ def brief(analysis: Analysis) -> list[Section]:
         if "≈" in shown:
             signs.append("≈ no useful one")
         words = [f"{'; '.join(signs)} (perfexp help ±)"] if signs else []
-        if again := wording.continuation(table):
-            words.append(f"{again} continues")
+        if command := wording.continuation(table):
+            words.append(f"{command} continues")
         below.append("; ".join(words))
     answer = [Section(analysis.headline, figures), Section("", list(filter(None, below)))]
     return _without_empty([*answer, *_layers(record), *_profile(record)])
@@ -171,18 +171,18 @@ def sections(analysis: Analysis, *, is_whole: bool = False) -> list[Section]:
     return _without_empty(parts)
 
 
-def of_sweep(whole: SweepAnalysis, *, is_brief: bool = False) -> list[Section]:
+def of_sweep(sweep_analysis: SweepAnalysis, *, is_brief: bool = False) -> list[Section]:
     """Return a sweep's sections up to its diagnostics and failures.
 
     They hold a row per run, verdicts and the best run.
     """
-    verdicts = sweep_verdicts.of_sweep(whole)
-    setting = list(filter(None, [sweep_summary.setting(whole.analyses)]))
-    parts = [Section(sweep_summary.headline(whole.sweep), setting)]
-    if whole.runs:
-        grid = sweep_summary.runs(whole, verdicts.title, verdicts.ratios)
+    verdicts = sweep_verdicts.of_sweep(sweep_analysis)
+    setting = list(filter(None, [sweep_summary.setting(sweep_analysis.analyses)]))
+    parts = [Section(sweep_summary.headline(sweep_analysis.sweep), setting)]
+    if sweep_analysis.runs:
+        grid = sweep_summary.runs(sweep_analysis, verdicts.title, verdicts.ratios)
         parts.append(Section("", Grid(grid.columns) if is_brief else grid))
-    below = [*verdicts.notes, *verdicts.fastest, sweep_summary.best_run(whole)]
+    below = [*verdicts.notes, *verdicts.fastest, sweep_summary.best_run(sweep_analysis)]
     return [*parts, Section("", list(filter(None, below)))]
 
 
@@ -194,16 +194,16 @@ def _shown(title: str, grid: Grid | None, *, is_split: bool = False) -> Iterator
     """
     if grid is None:
         return
-    lines, rest = list[str](), grid
+    lines, table = list[str](), grid
     if is_split or len(grid.lines) == 1:
-        lines, rest = grid.split_common()
-    if not rest.columns:
+        lines, table = grid.split_common()
+    if not table.columns:
         yield Section(title, [*lines, *grid.notes])
     elif lines:
         yield Section(title, lines)
-        yield Section("", rest)
+        yield Section("", table)
     else:
-        yield Section(title, rest)
+        yield Section(title, table)
 
 
 def _to_accuracy(analysis: Analysis) -> list[str]:
@@ -254,8 +254,10 @@ def _rooflines(record: Record) -> Iterator[Section]:
         return
     for roofline in rooflines:
         most = roofline.parts[:_MOST_LAYERS]
-        which = f"the top {len(most)} of {len(roofline.parts)} rows; perfexp roofline DIR draws all"
-        grid = roofline_table.grid(roofline, [roofline.total, *most], [which, *roofline.notes])
+        selection = (
+            f"the top {len(most)} of {len(roofline.parts)} rows; perfexp roofline DIR draws all"
+        )
+        grid = roofline_table.grid(roofline, [roofline.total, *most], [selection, *roofline.notes])
         yield Section(f"layers and the ceilings of the device: {roofline.title}", grid)
 
 

@@ -43,8 +43,8 @@ def table(survey: Survey) -> Grid:
     rows: list[tuple[str, ...]] = []
     for layer in survey["layers"]:
         about = (_layer_name(layer), shape_text(layer))
-        for support, which in _alike(layer["algorithms"]).items():
-            rows.append((*about, _passes_text(which), *support))
+        for support, same_passes in _alike(layer["algorithms"]).items():
+            rows.append((*about, _passes_text(same_passes), *support))
             about = ("", "")
     columns_of_rows = list(zip(*rows, strict=True)) or [()] * (3 + len(survey["algorithms"]))
     layers, shapes, passes, *cells = columns_of_rows
@@ -61,11 +61,11 @@ def table(survey: Survey) -> Grid:
 
 def _alike(algorithms: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
     """Return a layer's passes grouped by their support; a group's key has a cell per algorithm."""
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for which in next(iter(algorithms.values())):
-        cells = tuple(_cell(name, answers[which]) for name, answers in algorithms.items())
-        alike.setdefault(cells, []).append(which)
-    return alike
+    passes_by_cells: dict[tuple[str, ...], list[str]] = {}
+    for pass_name in next(iter(algorithms.values())):
+        cells = tuple(_cell(name, answers[pass_name]) for name, answers in algorithms.items())
+        passes_by_cells.setdefault(cells, []).append(pass_name)
+    return passes_by_cells
 
 
 def refusals(survey: Survey, *, every: bool) -> Grid:
@@ -77,9 +77,9 @@ def refusals(survey: Survey, *, every: bool) -> Grid:
     refused = []
     for layer, algorithm, answers in _answers(survey):
         reasons: dict[str, list[str]] = {}
-        for which, answer in answers.items():
+        for pass_name, answer in answers.items():
             if answer["reason"] is not None:
-                reasons.setdefault(answer["reason"], []).append(which)
+                reasons.setdefault(answer["reason"], []).append(pass_name)
         for reason, passes in reasons.items():
             name = algorithm
             if len(passes) < len(answers):
@@ -157,7 +157,7 @@ def _passes_text(passes: Sequence[str]) -> str:
     """Return the short names of passes, such as `fwd+data`; `all` for all three."""
     if len(passes) == len(_PASSES):
         return "all"
-    return "+".join(_PASSES[which] for which in passes)
+    return "+".join(_PASSES[pass_name] for pass_name in passes)
 
 
 def _notes(survey: Survey) -> Iterator[str]:

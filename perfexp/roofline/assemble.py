@@ -78,8 +78,8 @@ def of_csv(
         UserError: the file cannot be read, or metrics or peaks are missing.
     """
     table = listing.read(path, wanted) if text is None else listing.parse(text, str(path), wanted)
-    own, product = recorded(table)
-    peaks = (peaks or Peaks()).or_else(matching(product, sheets or {})).or_else(own)
+    csv_peaks, product = recorded(table)
+    peaks = (peaks or Peaks()).or_else(matching(product, sheets or {})).or_else(csv_peaks)
     return of_listing(table, peaks.compared_with(product), title or path.stem)
 
 
@@ -110,12 +110,14 @@ def of_record(
     product, _ = device_of(record)
     rooflines = {}
     for phase, (*smaller, point) in phases.items():
-        own = of_layers(record, point)
-        known = (peaks or Peaks()).or_else(own).or_else(matching(product, sheets or {}))
-        known = known.or_else(from_measured(own))
+        record_peaks = of_layers(record, point)
+        peaks_known = (
+            (peaks or Peaks()).or_else(record_peaks).or_else(matching(product, sheets or {}))
+        )
+        peaks_known = peaks_known.or_else(from_measured(record_peaks))
         about = f"{phase} {point.key.size_label}, batch {point.key.batch_size}"
         name = title or f"{record.name} · {about}"
-        roofline = _of_point(record, point, known.compared_with(product), name)
+        roofline = _of_point(record, point, peaks_known.compared_with(product), name)
         rooflines[phase] = replace(roofline, notes=(*roofline.notes, *_not_drawn(smaller, point)))
     return rooflines
 
@@ -216,14 +218,20 @@ def _roofline(
     """
 
     def row(level: str, number: str, label: str, part: tuple[str, str, Load]) -> RooflineRow:
-        """Return a part's row, with its shares of the peaks and of the total time."""
-        name, where, load = part
+        """Return a part's row, with its shares of the peaks and of the total time.
+
+        Args:
+            number: number in the plot and the table, for example `3` or `R1`.
+            label: short name in the plot.
+            part: `name`, `where` and `load` of the row.
+        """
+        name, context, load = part
         return RooflineRow(
             level=level,
             number=number,
             label=label,
             name=name,
-            where=where,
+            where=context,
             load=load,
             shares=shares_of(load, peaks),
             time_share=load.seconds / total.seconds,
@@ -236,9 +244,9 @@ def _roofline(
     # number and label of a part by its name, for its launches
     part_of: dict[str, tuple[str, str]] = {}
     for label, part in zip(kernel_names.numbered(names), parts, strict=True):
-        own = row(level, str(len(rows) + 1), label, part)
-        rows.append(own)
-        part_of[own.name] = own.number, own.label
+        part_row = row(level, str(len(rows) + 1), label, part)
+        rows.append(part_row)
+        part_of[part_row.name] = part_row.number, part_row.label
     range_rows = [row("range", f"R{n}", part[0], part) for n, part in enumerate(ranges, 1)]
     launch_rows = [row("launch", *part_of[launch[0]], launch) for launch in launches]
     return Roofline(
@@ -313,6 +321,7 @@ def _check_metrics(table: Listing, counted: Sequence[Counted]) -> None:
     if unavailable:
         lacks += f" ncu could not measure {', '.join(unavailable)} (n/a)."
     lacks = " ".join([lacks, *table.notes])
+    # a user of a chip without DRAM counters cannot follow the usual advice
     without_dram = all(name.startswith("dram__") for name in missing)
     if without_dram and (has_l2 or "dram__" in " ".join(unavailable)):
         raise UserError(
@@ -383,7 +392,10 @@ def _of_point(record: Record, point: Point, peaks: Peaks, title: str) -> Rooflin
     passes: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for line in lines:
         passes[pass_of(line)].append(line)
-    ranges = [(name, "pass", _analytic(own, formats, algorithm)) for name, own in passes.items()]
+    ranges = [
+        (name, "pass", _analytic(pass_lines, formats, algorithm))
+        for name, pass_lines in passes.items()
+    ]
     total = _analytic(lines, formats, algorithm)
     roofline = _roofline(title, peaks, total, parts, ranges, is_analytic=True)
     return replace(roofline, notes=tuple(caveats.of_definitions(roofline, point.doubts)))
@@ -455,8 +467,8 @@ def _label(line: Mapping[str, Any]) -> str:
     For example `layer1.0.conv1` or `layer1.0.conv1 (backward)`. Device time outside of
     modules has no pass.
     """
-    name, which = name_of(line), pass_of(line)
+    name, pass_name = name_of(line), pass_of(line)
     is_in_module = isinstance(line["key"], Mapping)
-    if is_in_module and which not in ("forward", name):
-        return f"{name} ({which})"
+    if is_in_module and pass_name not in ("forward", name):
+        return f"{name} ({pass_name})"
     return name

@@ -174,10 +174,15 @@ def missing_backward(launches: Mapping[str, int]) -> str | None:
 
 
 def _launches_in(launches: Mapping[str, int], name: re.Pattern[str]) -> int:
-    """Return the number of kernels in the outermost ranges whose name matches."""
+    """Return the number of kernels in the outermost ranges whose name matches.
+
+    Args:
+        launches: number of kernels by range path.
+        name: pattern for the last part of a path, and for no part above it.
+    """
     total = 0
     for path, count in launches.items():
-        parent, _, own = path.rpartition("/")
-        if name.search(own) and not name.search(parent):
+        parent, _, range_name = path.rpartition("/")
+        if name.search(range_name) and not name.search(parent):
             total += count
     return total

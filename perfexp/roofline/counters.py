@@ -221,18 +221,21 @@ def _remove_moves(kernel: str, flops: dict[str, float]) -> float:
 
 
 def _core_flops(amounts: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
-    """Return CUDA-core FLOPs by precision, and the missing counters for these precisions."""
+    """Return CUDA-core FLOPs by precision, and the missing counters for these precisions.
+
+    A precision without any counter is not listed as missing, because ncu did not collect it.
+    """
     flops: dict[str, float] = {}
     lacking: list[str] = []
-    for precision, sizes in _CORES.items():
+    for precision, operations in _CORES.items():
         missing = []
-        for operation, size in sizes.items():
+        for operation, flops_each in operations.items():
             name = _OPERATION.format(operation)
             number = _first(amounts, (f"{unit}__{name}" for unit in _UNITS))
             if number is None:
                 missing.append(f"smsp__{name}.sum")
             else:
-                flops[precision] = flops.get(precision, 0) + size * number
+                flops[precision] = flops.get(precision, 0) + flops_each * number
         if precision in flops:
             lacking += missing
     return flops, lacking
@@ -256,7 +259,9 @@ def _tensor_flops(
             by_source.setdefault(match["source"], {})[match["rest"]] = amount
         elif match := _PIPE.fullmatch(name):
             pipes[match["kind"] or ""] = amount
-    flops = {f"tensor {source}": _without_overlap(own) for source, own in by_source.items()}
+    flops = {
+        f"tensor {source}": _without_overlap(counters) for source, counters in by_source.items()
+    }
     if by_source:
         return flops, False, []
     if "_op_dmma" in pipes:
@@ -285,8 +290,8 @@ def _without_overlap(counts: Mapping[str, float]) -> float:
     if "" in counts:
         return counts[""]
     total = 0.0
-    for rest, operations in counts.items():
-        destination, sparsity, _ = rest.partition("_sparsity_")
+    for variant, operations in counts.items():
+        destination, sparsity, _ = variant.partition("_sparsity_")
         if not sparsity or destination not in counts:
             total += operations
     return total

@@ -409,10 +409,10 @@ def _ranges(columns: Mapping[str, str], kind: str) -> tuple[str, ...]:
 
 
 def _range_name(entry: str) -> str:
-    """Return the range name in an entry, after the domain and before six other fields.
+    """Return the range name in an entry, for example `step` in `<default domain>:step:none:…`.
 
-    Those have, for example, payload, color and message.
+    Six fields follow the name, among them payload, color and message.
     """
-    rest = entry.partition(":")[2] or entry
-    parts = rest.rsplit(":", 6)
-    return (parts[0] if len(parts) == 7 else rest).strip()
+    fields = entry.partition(":")[2] or entry
+    parts = fields.rsplit(":", 6)
+    return (parts[0] if len(parts) == 7 else fields).strip()

@@ -68,10 +68,10 @@ class Peaks:
 
         A single figure from the user holds for all data types.
         """
-        known = self.flops_per_second
+        peaks = self.flops_per_second
         for name in ("peak", *_FALLBACKS.get(kind, (kind.removeprefix("tensor "),))):
-            if name in known:
-                return name, known[name]
+            if name in peaks:
+                return name, peaks[name]
         return None
 
     @property
@@ -122,10 +122,10 @@ def from_source(
         dram_bytes: memory bandwidth in bytes/s.
         l2_bytes: L2 bandwidth in bytes/s.
     """
-    known = {name: peak for name, peak in flops.items() if peak}
-    sources = (source,) if known or dram_bytes else ()
+    stated = {name: peak for name, peak in flops.items() if peak}
+    sources = (source,) if stated or dram_bytes else ()
     return Peaks(
-        flops_per_second=known,
+        flops_per_second=stated,
         dram_bytes_per_second=dram_bytes or None,
         l2_bytes_per_second=l2_bytes,
         sources=sources,

@@ -120,9 +120,9 @@ def _common(bases: Collection[Basis]) -> Basis:
 
 def _sum(amounts: Sequence[float | None]) -> float | None:
     """Return the sum of bytes; None if any amount is unknown."""
-    known = [amount for amount in amounts if amount is not None]
-    if len(known) == len(amounts):
-        return sum(known, 0.0)
+    counted = [amount for amount in amounts if amount is not None]
+    if len(counted) == len(amounts):
+        return sum(counted, 0.0)
     return None
 
 

@@ -126,13 +126,13 @@ def _replicates(record: Record) -> set[int]:
 
     Only they count for the verdict and for the level of the next one.
     """
-    timed, lacking = set[int](), set[int]()
+    timed, failed = set[int](), set[int]()
     for point in record.points:
         if point.key.is_timed:
             timed.add(point.key.replicate)
             if point.status is not Status.OK:
-                lacking.add(point.key.replicate)
-    return timed - lacking
+                failed.add(point.key.replicate)
+    return timed - failed
 
 
 def _look(processes: int, pairs: Sequence[Compared]) -> str:

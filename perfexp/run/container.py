@@ -35,13 +35,13 @@ def engine_path(name: str | None) -> str:
         UserError: no engine is installed.
     """
     names = (name,) if name else ENGINES
-    found = next((path for one in names if (path := shutil.which(one))), None)
-    if found is None:
+    engine = next((path for candidate in names if (path := shutil.which(candidate))), None)
+    if engine is None:
         raise UserError(
             f"No container engine found ({', '.join(names)}). Install one, or name it with "
             "--engine."
         )
-    return found
+    return engine
 
 
 def image_digest(engine: str, image: str) -> str:
@@ -98,13 +98,13 @@ def command(
     gpus = list[str]()
     if has_gpus:
         gpus = ["--device=nvidia.com/gpu=all" if is_podman else "--gpus=all", *_LIMITS]
-    own = f"--user={os.getuid()}:{os.getgid()}"
+    user_option = f"--user={os.getuid()}:{os.getgid()}"
     if is_podman and os.getuid():
-        own = "--userns=keep-id"
+        user_option = "--userns=keep-id"
     mounts = [_mount(writable), _mount(locks.private_folder())]
     mounts += [_mount(path, ",readonly") for path in readable]
     environment = [f"--env={IMAGE_VARIABLE}={image}@{digest}", "--env=HOME=/tmp"]
-    command = [engine, "run", "--rm", "--network=none", "--ipc=host", *gpus, own, *mounts]
+    command = [engine, "run", "--rm", "--network=none", "--ipc=host", *gpus, user_option, *mounts]
     command += [*environment, "--entrypoint=perfexp", digest]
     return [*command, *arguments]
 
@@ -129,9 +129,10 @@ def _mount(path: Path, access: str = "") -> str:
     Raises:
         UserError: the path has a character that engines cannot mount.
     """
-    place = path.absolute()
-    if "," in str(place) or '"' in str(place):
+    absolute = path.absolute()
+    if "," in str(absolute) or '"' in str(absolute):
         raise UserError(
-            f"{place}: an engine cannot mount a path with a comma or a quotation mark. Rename it."
+            f"{absolute}: an engine cannot mount a path with a comma or a quotation mark. "
+            "Rename it."
         )
-    return f"--mount=type=bind,source={place},target={place}{access}"
+    return f"--mount=type=bind,source={absolute},target={absolute}{access}"

@@ -91,12 +91,14 @@ def measure(
             with waiting():  # a second interrupt comes after all records are on disk
                 try:
                     in_all = sum(run.assignment.plan.least_processes for run in runs)
-                    whole = Whole(None if turns else in_all, noun="process")
+                    total_progress = Whole(None if turns else in_all, noun="process")
                     for run, replicate in (turns or rounds)(runs):
                         if replicate is not None and (turns or len(assignments) > 1):
-                            number = whole.number + 1
-                            whole.total = whole.total and max(whole.total, number)
-                            run.assignment.whole, run.assignment.number = whole, number
+                            number = total_progress.number + 1
+                            total_progress.total = total_progress.total and max(
+                                total_progress.total, number
+                            )
+                            run.assignment.whole, run.assignment.number = total_progress, number
                         _measure(run, measure_here or partial(run.measure, replicate), runs, ended)
                 finally:
                     with interrupts.held():

@@ -72,14 +72,14 @@ def _why_no_energy(plan: config.Plan) -> str:
 
     Empty if it has a meter, or if that is unknown without starting the device.
     """
-    own = ("perfexp.devices.auto.", "perfexp.devices.cpu.", "perfexp.devices.cuda.")
-    if not str(plan.gpu["_target_"]).startswith(own):
+    known_targets = ("perfexp.devices.auto.", "perfexp.devices.cpu.", "perfexp.devices.cuda.")
+    if not str(plan.gpu["_target_"]).startswith(known_targets):
         return ""
     first = plan.gpu.get("index") or 0
-    found = auto.predicted_meters(plan.gpu_name, range(first, first + plan.devices))
-    if found is None or found.meters:
+    meters = auto.predicted_meters(plan.gpu_name, range(first, first + plan.devices))
+    if meters is None or meters.meters:
         return ""
-    return found.reason
+    return meters.reason
 
 
 def _left(assignment: Assignment) -> tuple[Collection[Key], float | None]:

@@ -121,16 +121,16 @@ class ProgressRelay:
                 self._progress.block(event["text"])
         if "key" not in event:
             return
-        own = msgspec.convert(event["key"], Key)
-        key, result = self._planned(own), ""
+        point_key = msgspec.convert(event["key"], Key)
+        key, result = self._planned(point_key), ""
         if event["event"] == "done":
             self._left.discard(key)
-            result = self._result(own)
+            result = self._result(point_key)
             self._estimate()
         if key not in self._keys:
-            self._progress.block(str(own))
+            self._progress.block(str(point_key))
         elif event["event"] == "point":
-            self._progress.point(str(own))
+            self._progress.point(str(point_key))
             if self._count and key.phase == "train":
                 self._epoch_seconds = []
                 self._progress.epochs(0, self._count, "", None)
@@ -158,9 +158,9 @@ class ProgressRelay:
 
     def _estimate(self) -> None:
         """Show the remaining time, estimated from the results so far or from the plan."""
-        whole = self._assignment.whole
+        total_progress = self._assignment.whole
         is_known = self._seconds or not (
-            whole and whole.seconds
+            total_progress and total_progress.seconds
         )  # other runs predict better than the plan
         self._progress.remaining(
             self._assignment.seconds(self._left, self._seconds) if is_known else None
@@ -170,9 +170,9 @@ class ProgressRelay:
         """Return a point's median over all processes so far, as text; empty if it failed."""
         points, planned = read_points(self._points), without_replicate(key)
         self._seconds = measured_seconds(points)
-        is_ok = any(one.key == key and one.status is Status.OK for one in points)
-        alike = [one for one in points if without_replicate(one.key) == planned]
-        row = summary.row(alike, ()) if is_ok else None
+        is_ok = any(point.key == key and point.status is Status.OK for point in points)
+        replicates = [point for point in points if without_replicate(point.key) == planned]
+        row = summary.row(replicates, ()) if is_ok else None
         if row is None or row.time_kind is None:
             return ""
         so_far = ""
@@ -225,9 +225,9 @@ class Job(supervisor.Supervisor):
             self.prepare()
             self._before = {point.key for point in read_points(paths.points)}
             if not self.left():
-                place = assignment.folder.absolute()
+                folder = assignment.folder.absolute()
                 self._console.note(
-                    f"Nothing is left to measure in {place}: this is what was measured."
+                    f"Nothing is left to measure in {folder}: this is what was measured."
                 )
             self._stack = stack.pop_all()
         return self
@@ -279,14 +279,17 @@ class Job(supervisor.Supervisor):
         Raises:
             PerfexpError: a worker refused to start.
         """
-        whole = self.assignment.whole
+        total_progress = self.assignment.whole
         every = supervisor.replicates(self.timed)
         numbers = every if replicate is None else [replicate]
         keys = [key for key in self.timed if key.replicate <= max(numbers, default=0)]
         left = [key for key in self.left() if key.replicate in numbers]
-        if whole:
-            whole.begin(self.assignment.number, self.assignment.name)
-        with self._console.progress(whole=whole) as progress, self._following(left) as follow:
+        if total_progress:
+            total_progress.begin(self.assignment.number, self.assignment.name)
+        with (
+            self._console.progress(whole=total_progress) as progress,
+            self._following(left) as follow,
+        ):
             progress.started(len(keys), len(keys) - len(set(keys) & set(left)))
             announce = partial(self._announce, progress)
             self.listener = ProgressRelay(
@@ -395,7 +398,9 @@ class Job(supervisor.Supervisor):
         """
         self.extend()
         record = self.assembled()
-        ended_keys = {one.key for one in record.points if one.status is not Status.INTERRUPTED}
+        ended_keys = {
+            point.key for point in record.points if point.status is not Status.INTERRUPTED
+        }
         if ended_keys - self._before:
             machine_priors.add(record)  # only results measured now: a folder may be foreign
         try:
@@ -427,20 +432,20 @@ class Job(supervisor.Supervisor):
         show_results(analysis, self.assignment, console, tracking=link)
         return record
 
-    def _optional(self, what: str, action: Callable[[Path], list[_Made]]) -> list[_Made]:
+    def _optional(self, description: str, action: Callable[[Path], list[_Made]]) -> list[_Made]:
         """Run an optional step after the record is on disk, and return its result.
 
         A failure is reported, loses nothing else, and gives an empty list.
 
         Args:
-            what: beginning of the message about a failure.
+            description: beginning of the message about a failure.
             action: step, called with the run's folder.
         """
         try:
             return action(self.paths.root)
         except Exception as error:
             self._console.error(
-                f"{what}: {one_line(repr(error))}. The record is safe: {self.paths.record}"
+                f"{description}: {one_line(repr(error))}. The record is safe: {self.paths.record}"
             )
             return []
 
@@ -465,9 +470,10 @@ class Job(supervisor.Supervisor):
             record.artifacts = run_files.write(analysis, self.paths, forecasts)
             write_atomically(self.paths.record, record.to_json())
         except OSError as error:
-            place = self.paths.record
+            record_path = self.paths.record
             console.error(
-                f"Some tables and plots could not be written: {error}. The record is safe: {place}"
+                f"Some tables and plots could not be written: {error}. "
+                f"The record is safe: {record_path}"
             )
 
     def _send(self, analysis: Analysis, console: Console) -> str | None:
@@ -602,8 +608,8 @@ def _merged(points: list[Point]) -> list[Point]:
             # points from a record already have these metrics
             names = {metric.name for metric in point.metrics}
             point.metrics += [metric for metric in other.metrics if metric.name not in names]
-            known = list(point.doubts)
+            merged = list(point.doubts)
             for doubt in other.doubts:
-                if doubt.code not in codes and doubt not in known:
+                if doubt.code not in codes and doubt not in merged:
                     point.doubts.append(doubt)
     return points

@@ -88,10 +88,10 @@ def _shown(record: Record) -> list[_Figure]:
     for row in rows(record):
         if any(doubt.rule.disturbs for doubt in (*row.doubts, *record.doubts)):
             continue
-        for name, one in row.figures.items():
-            if name not in ("p95", "throughput", *SINGLES) and one.own:
-                of = priors.class_of(name, row.bound_by)
-                figures.append((of, one.own.variance, one.own.degrees))
+        for name, figure in row.figures.items():
+            if name not in ("p95", "throughput", *SINGLES) and figure.own:
+                measure = priors.class_of(name, row.bound_by)
+                figures.append((measure, figure.own.variance, figure.own.degrees))
     return figures
 
 

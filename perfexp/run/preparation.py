@@ -85,7 +85,7 @@ _FINAL = (Status.OK, Status.OOM, Status.OOM_PREDICTED, Status.UNSUPPORTED)
 
 
 def prepare(
-    paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], again: Collection[Key]
+    paths: RunPaths, plan: config.Plan, plain: Mapping[str, Any], keys_again: Collection[Key]
 ) -> str:
     """Write plan.yaml and expected.json, and forget failed points from the same plan.
 
@@ -93,7 +93,7 @@ def prepare(
 
     Args:
         paths: the run's folder.
-        again: profiles to repeat; their results stay until there are new results.
+        keys_again: profiles to repeat; their results stay until there are new results.
 
     Returns:
         The SHA-256 of plan.yaml, by which a worker recognizes it.
@@ -107,7 +107,7 @@ def prepare(
     finished = read_points(paths.points)
     forgotten = set[Key]()
     for point in finished:
-        if point.status not in _FINAL and point.key not in again:
+        if point.status not in _FINAL and point.key not in keys_again:
             forgotten.add(point.key)
     if paths.plan.exists() and forgotten:
         write_atomically(paths.points, b"".join(other_lines(paths, forgotten)))

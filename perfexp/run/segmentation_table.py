@@ -119,9 +119,9 @@ def trainings(sweep: Sweep, folder: Path, records: Sequence[Record]) -> Grid | N
         records: records of its runs.
     """
     lines: list[dict[str, str]] = []
-    for child, one in SweepAnalysis.of(sweep, records).runs:
-        if one is not None:
-            for speed, path in speed_files.where(one.record, folder / child.directory):
+    for child, analysis in SweepAnalysis.of(sweep, records).runs:
+        if analysis is not None:
+            for speed, path in speed_files.where(analysis.record, folder / child.directory):
                 lines.append(_of_speed(speed, path))
         elif child.status is not Status.OK:
             lines.append(_refused(child))

@@ -133,7 +133,7 @@ class Supervisor:
 
     def left(self) -> list[Key]:
         """Return the points without a result, and profiles to repeat, in measuring order."""
-        planned = [key for what in ("timed", "ttfp", "layers") for key in self.keys[what]]
+        planned = [key for kind in ("timed", "ttfp", "layers") for key in self.keys[kind]]
         left = missing([*planned, *self.profiles], self.paths.points)
         return left + [key for key in self.profiles if key in self.again and key not in left]
 
@@ -180,10 +180,10 @@ def measure(job: Supervisor, replicate: int) -> None:
         PerfexpError: a worker refused to start, or a result cannot be written.
     """
     with interrupts.held():
-        for what in ("timed", "layers", "ttfp"):
-            if what != "layers":
-                _pass_over(job, what, replicate)
-            _measure(job, what, replicate)
+        for kind in ("timed", "layers", "ttfp"):
+            if kind != "layers":
+                _pass_over(job, kind, replicate)
+            _measure(job, kind, replicate)
 
 
 def profile(job: Supervisor) -> None:
@@ -224,43 +224,43 @@ def results(job: Supervisor) -> list[Point]:
     return [*map(result, job.timed), *further, *map(result, others)]
 
 
-def _measure(job: Supervisor, what: str, replicate: int) -> None:
+def _measure(job: Supervisor, kind: str, replicate: int) -> None:
     """Start workers until all points of one kind have a result.
 
     Args:
-        what: kind of points, see `Supervisor.keys`.
+        kind: kind of points, see `Supervisor.keys`.
         replicate: replicate to measure.
     """
     fruitless = 0  # workers in a row without a result
-    while left := _left(job, what, replicate):
+    while left := _left(job, kind, replicate):
         if (
-            what == "timed" and job.keys["trials"]
+            kind == "timed" and job.keys["trials"]
         ):  # some points need a batch search first, or again
             _measure(job, "trials", replicate)
             continue
         if failed := failures(left, job.measured()):
             _append(job.paths, failed)
             continue
-        ending = _one_worker(job, [f"--what={what}", f"--replicate={replicate}"])
-        still = _left(job, what, replicate)
+        ending = _one_worker(job, [f"--what={kind}", f"--replicate={replicate}"])
+        still = _left(job, kind, replicate)
         fruitless = fruitless + 1 if still == left else 0
         if ending.current is not None and (ending.current in still or is_trial(ending.current)):
             _abandon(job.paths, [ending.current], ending)
         elif fruitless and (ending.status is not Status.KILLED or fruitless >= _STARTS):
-            if what == "trials":  # a worker makes one trial
+            if kind == "trials":  # a worker makes one trial
                 del still[1:]
             _abandon(job.paths, still, ending)
 
 
-def _left(job: Supervisor, what: str, replicate: int) -> list[Key]:
+def _left(job: Supervisor, kind: str, replicate: int) -> list[Key]:
     """Return the points of one kind that have no result, after choosing them again."""
     job.extend()
-    if what == "trials":  # any replicate's process makes them
-        return job.keys[what]
-    return missing([key for key in job.keys[what] if key.replicate == replicate], job.paths.points)
+    if kind == "trials":  # any replicate's process makes them
+        return job.keys[kind]
+    return missing([key for key in job.keys[kind] if key.replicate == replicate], job.paths.points)
 
 
-def _pass_over(job: Supervisor, what: str, replicate: int) -> None:
+def _pass_over(job: Supervisor, kind: str, replicate: int) -> None:
     """Fail points in advance if the same point failed in another process for lasting reasons.
 
     For example, points out of memory need no second attempt. This includes cold starts.
@@ -270,8 +270,8 @@ def _pass_over(job: Supervisor, what: str, replicate: int) -> None:
         if point.status in _LASTING:
             failed[without_replicate(point.key)] = point
     points = []
-    for key in _left(job, what, replicate):
-        call = msgspec.structs.replace(key, phase="inference") if what == "ttfp" else key
+    for key in _left(job, kind, replicate):
+        call = msgspec.structs.replace(key, phase="inference") if kind == "ttfp" else key
         if before := failed.get(without_replicate(call)):
             points.append(
                 Point(
@@ -299,13 +299,13 @@ def _profiled(job: Supervisor, key: Key) -> Point:
         "profiler": job.profiler.name,
         "settings": profiler_settings(job.plan.profiler),
     }
-    place = place_of(key, job.profiles, folder)
+    location = place_of(key, job.profiles, folder)
     refuse_link(folder)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
         for action in (_run_profiler, _keep_files):
-            _attempt(point, partial(action, job, point, place))
+            _attempt(point, partial(action, job, point, location))
             interrupts.check()  # the next command tries the profile again
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -324,29 +324,29 @@ def _attempt(point: Point, action: Callable[[], None]) -> None:
         if isinstance(error, ProfilerFailed):
             point.facts["profile"]["files"] = error.files
     except OSError as error:
-        where = ""
+        file_text = ""
         if error.filename:
-            where = f": {error.filename2 or error.filename}"
-        point.status, point.error = Status.FAILED, f"{error.strerror or error}{where}"
+            file_text = f": {error.filename2 or error.filename}"
+        point.status, point.error = Status.FAILED, f"{error.strerror or error}{file_text}"
 
 
-def _keep_files(job: Supervisor, point: Point, place: ProfileLocation) -> None:
+def _keep_files(job: Supervisor, point: Point, location: ProfileLocation) -> None:
     """Move a new profile's files into the run's folder.
 
     Without new files the earlier files stay.
 
     Args:
-        place: file or folder that the profiler writes.
+        location: file or folder that the profiler writes.
     """
-    root, facts, outputs = job.paths.root, point.facts["profile"], job.profiler.outputs(place)
+    root, facts, outputs = job.paths.root, point.facts["profile"], job.profiler.outputs(location)
     if point.status is Status.OK or facts.get("files"):
-        made = [path for path in outputs if path.is_file()]
-        for path in made:
+        existing = [path for path in outputs if path.is_file()]
+        for path in existing:
             job.paths.claim(root / path.name)
-        for path in made:
+        for path in existing:
             path.replace(root / path.name)
         for path in outputs:
-            if path not in made:
+            if path not in existing:
                 (root / path.name).unlink(missing_ok=True)
         return
     earlier = {path.name for path in outputs if (root / path.name).is_file()}
@@ -356,7 +356,7 @@ def _keep_files(job: Supervisor, point: Point, place: ProfileLocation) -> None:
         point.error = f"{point.error}; the files of the earlier profile are unchanged"
 
 
-def _run_profiler(job: Supervisor, point: Point, place: ProfileLocation) -> None:
+def _run_profiler(job: Supervisor, point: Point, location: ProfileLocation) -> None:
     """Run a worker under the profiler, and read the profile into the point's facts.
 
     Raises:
@@ -366,8 +366,8 @@ def _run_profiler(job: Supervisor, point: Point, place: ProfileLocation) -> None
     device = recorded_environment(job)[0].get("device") or {}
     about = About(phase=profiled_key(key).phase, device=device, command=job.plain["command"])
     job.listener({"event": "block", "text": f"{profiler.name}: {key}"})
-    prefix, root = profiler.command(place, about), job.paths.root
-    targets = [root / path.name for path in profiler.outputs(place)]
+    prefix, root = profiler.command(location, about), job.paths.root
+    targets = [root / path.name for path in profiler.outputs(location)]
     refuse_to_overwrite(targets, root, "move it away and repeat the command")
     reported: dict[str, Any] = {}
     began = 0
@@ -387,7 +387,7 @@ def _run_profiler(job: Supervisor, point: Point, place: ProfileLocation) -> None
         return
     if not reported and not prefix:
         raise ProfilerFailed(ending.text)
-    collected = profiler.collect(place, about, log, reported)
+    collected = profiler.collect(location, about, log, reported)
     if not reported:
         raise ProfilerFailed(f"{profiler.name} left a profile, but {ending.text}", collected.files)
     facts |= {**reported, **collected.facts, "files": collected.files}

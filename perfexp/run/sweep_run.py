@@ -134,11 +134,11 @@ class SweepRun:
             line = (
                 line_to_type(sweep.command, in_turn=sweep.in_turn) or "its command can't be shown"
             )
-            what = f"{self.paths.root} holds another sweep: {line}"
+            problem = f"{self.paths.root} holds another sweep: {line}"
             advice = "Choose another output_dir, or repeat that command to continue it"
             if keys := differing_keys(sweep.command, command):
                 advice += f"; yours differs in {', '.join(keys)}"
-            raise UserError(f"{what}. {advice}.")
+            raise UserError(f"{problem}. {advice}.")
         sweep.refresh(self.paths.root)
         return sweep
 
@@ -298,7 +298,7 @@ class SweepRun:
     def _enter(self, child: SweepChild) -> None:
         """Put an entry into the list of runs, in place of an earlier one."""
         others = (other for other in self.sweep.children if other.job != child.job)
-        self.sweep.children = sorted([*others, child], key=lambda one: one.job)
+        self.sweep.children = sorted([*others, child], key=lambda sibling: sibling.job)
 
     def refused(self, job: int, axes: dict[str, str], error: PerfexpError) -> None:
         """Enter a run that was refused because of its configuration.
@@ -342,18 +342,18 @@ class SweepRun:
             return True
         self.sweep.ended = timestamp()
         self.sweep.refresh(self.paths.root)
-        whole = SweepAnalysis.of(self.sweep, self.sweep.records(self.paths.root))
+        sweep_analysis = SweepAnalysis.of(self.sweep, self.sweep.records(self.paths.root))
         link, is_complete = None, True
         try:
             with interrupts.held():  # an interrupted import leaves a library broken
                 self._write()
-                run_files.write_sweep(whole, self.paths.root)
+                run_files.write_sweep(sweep_analysis, self.paths.root)
             if self._tracker is not None:
-                link = self._tracker.publish_sweep(whole, self.paths.root)
+                link = self._tracker.publish_sweep(sweep_analysis, self.paths.root)
         except (PerfexpError, OSError) as error:
             is_complete = False
             self._console.error(f"The summary of the sweep is not complete: {error}")
-        self._console.show_sweep(whole, self.paths.root, tracking=link)
+        self._console.show_sweep(sweep_analysis, self.paths.root, tracking=link)
         return is_complete
 
     def _write(self) -> None:
@@ -387,8 +387,8 @@ def remembered_store(sweep: str, folder: Path, typed: Collection[str]) -> dict[s
     """
     places = (folder.resolve(), folder.resolve().parent)
     store = None
-    for place in places:
-        identity = {"sweep": sweep, "folder": str(place)}
+    for home in places:
+        identity = {"sweep": sweep, "folder": str(home)}
         entry = JsonCache(cache_folder(_SWEEPS), identity).find(_STORE)
         if isinstance(entry, dict):
             store = entry

@@ -126,6 +126,7 @@ def _ask(
     parts: dict[str, Any] = {}
 
     def take(event: Event) -> None:
+        """Store a part of the answer, or show what the worker waits for."""
         if event["event"] == "part":
             parts[event["name"]] = event["answer"]
         elif event.get("patient"):
@@ -152,14 +153,16 @@ def _scratch() -> Iterator[RunPaths]:
         yield paths
 
 
-def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]) -> dict[str, Any]:
+def query(
+    plain: Mapping[str, Any], question: str, *, waiting: Callable[[str], None]
+) -> dict[str, Any]:
     """Return a worker's answer about a plan, without measuring it.
 
     `perfexp list` asks for algorithms, and `perfexp predict` for memory.
 
     Args:
         plain: plan as plain data.
-        what: `algorithms` or `memory`.
+        question: `algorithms` or `memory`.
         waiting: called with the reason when the worker waits.
 
     Raises:
@@ -171,15 +174,17 @@ def query(plain: Mapping[str, Any], what: str, *, waiting: Callable[[str], None]
         content = plan_file.to_yaml(plain)
         paths.plan.write_bytes(content)
         plan_hash = hashlib.sha256(content).hexdigest()
-        command = worker_command(str(paths.root), f"--what={what}", f"--plan-sha256={plan_hash}")
+        command = worker_command(
+            str(paths.root), f"--what={question}", f"--plan-sha256={plan_hash}"
+        )
         parts, last, ending = _ask(
             command, paths.log, plain["timeout_seconds"], config.imports(plain), waiting
         )
     if event := last.get("refused") or last.get("failed"):
         raise error_of(event)
-    if ending or what not in parts:
+    if ending or question not in parts:
         raise PerfexpError(f"The worker {ending or 'ended without an answer'}.")
-    return dict(parts[what])
+    return dict(parts[question])
 
 
 def survey(index: int | None) -> dict[str, Any]:

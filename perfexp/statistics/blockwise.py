@@ -153,8 +153,10 @@ def _centers(blocks: Sequence[Samples], center: Callable[..., Any]) -> Samples:
     sizes = np.array([block.size for block in blocks])
     centers = np.empty(len(blocks))
     for size in set(sizes.tolist()):
-        alike = sizes == size
-        centers[alike] = center(np.stack([block for block in blocks if block.size == size]), axis=1)
+        has_size = sizes == size
+        centers[has_size] = center(
+            np.stack([block for block in blocks if block.size == size]), axis=1
+        )
     return centers
 
 

@@ -50,7 +50,9 @@ def _most_divergent(logs: Samples) -> tuple[int, int]:
     The segment may end early, since a change that is undone later would otherwise stay hidden. The
     criterion is the energy distance, weighted by size.
     """
+    # sums[i, j]: summed distances between the first i and the first j values
     sums = np.pad(np.abs(np.subtract.outer(logs, logs)).cumsum(0).cumsum(1), (1, 0))
+    # all candidates at once: segments of at least _LEAST values, after at least as many
     start, end = np.array(np.triu_indices(logs.size + 1 - _LEAST, _LEAST)) + _LEAST
     before = sums[start, start]
     within = sums[end, end] - 2 * sums[start, end] + before

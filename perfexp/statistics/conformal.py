@@ -69,5 +69,5 @@ def _weighted_quantile(groups: Sequence[Samples], level: float) -> float:
         [np.full(group.size, 1 / group.size / len(groups)) for group in groups]
     )
     order = np.argsort(values)
-    place = np.searchsorted(np.cumsum(weights[order]), level)
-    return float(values[order][min(int(place), values.size - 1)])
+    index = np.searchsorted(np.cumsum(weights[order]), level)
+    return float(values[order][min(int(index), values.size - 1)])

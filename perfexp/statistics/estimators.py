@@ -380,15 +380,15 @@ def calls_per_sample(call_seconds: float, tick_seconds: float, record_seconds: f
     return max(1, for_tick, for_record, min(for_microsecond, most))
 
 
-def _ranks(x: Samples) -> Samples:
+def _ranks(samples: Samples) -> Samples:
     """Return ranks from 0; ties share their mean rank, e.g. 1.5, 0, 1.5 for 3, 1, 3."""
-    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+    _, inverse, counts = np.unique(samples, return_inverse=True, return_counts=True)
     first = np.cumsum(counts) - counts
     mean_rank: Samples = (first + (counts - 1) / 2)[inverse.reshape(-1)]
     return mean_rank
 
 
-def median_error(x: Samples, tau: float) -> float:
+def median_error(samples: Samples, tau: float) -> float:
     """Return a median's standard error, √(π/2)·σ·√(τ/n), as for normal samples, in their unit.
 
     σ follows from the median absolute deviation (MAD), so that outliers do not enlarge it.
@@ -396,5 +396,5 @@ def median_error(x: Samples, tau: float) -> float:
     Args:
         tau: autocorrelation time τ of the samples.
     """
-    sigma = MAD_TO_SIGMA * float(np.median(np.abs(x - np.median(x))))
-    return math.sqrt(math.pi / 2 * tau / x.size) * sigma
+    sigma = MAD_TO_SIGMA * float(np.median(np.abs(samples - np.median(samples))))
+    return math.sqrt(math.pi / 2 * tau / samples.size) * sigma

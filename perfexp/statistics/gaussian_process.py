@@ -88,7 +88,7 @@ class Curve:
     @property
     def stacked(self) -> tuple[Samples, NDArray[np.bool_]]:
         """Return the coordinates of all parts, and whether each point is of this curve."""
-        x = np.concatenate([one.x for one in self.parts])
+        x = np.concatenate([part.x for part in self.parts])
         return x, np.arange(len(x)) < len(self.y)
 
     def without(self, index: int) -> Curve:
@@ -224,12 +224,12 @@ def _fit(curve: Curve) -> tuple[Samples, Samples, Samples, float]:
     """
     grid, (x, is_own) = _grid(curve), curve.stacked
     covariance = _covariance(x, x, grid, is_own[:, None] == is_own)
-    errors = np.concatenate([one.errors for one in curve.parts])
+    errors = np.concatenate([part.errors for part in curve.parts])
     places = np.arange(len(errors))
     covariance[:, places, places] += np.maximum(errors, _LEAST_ERROR) ** 2 + grid[:, 3, None] ** 2
     lower = np.asarray(np.linalg.cholesky(covariance), dtype=np.float64)
-    rests = [one.y - np.log(_floor(one) + one.batch(one.x)) for one in curve.parts]
-    centered = np.concatenate([rest - rest.mean() for rest in rests])[:, None]
+    rests = [part.y - np.log(_floor(part) + part.batch(part.x)) for part in curve.parts]
+    centered = np.concatenate([residual - residual.mean() for residual in rests])[:, None]
     whitened = np.linalg.solve(lower, np.broadcast_to(centered, (len(grid), len(errors), 1)))
     alpha = np.asarray(
         np.linalg.solve(np.swapaxes(lower, 1, 2), whitened)[..., 0], dtype=np.float64

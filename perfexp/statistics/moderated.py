@@ -85,9 +85,9 @@ class Repeats:
             if len(figures) == 1 and effective < FEW:
                 variance *= FEW_TOO_NARROW**2
             variances.append(variance)
-        known = [variance for variance in variances if variance is not None]
+        usable = [variance for variance in variances if variance is not None]
         # the mean over processes; if one process cannot estimate its scatter, it is unknown
-        within = sum(known) / len(known) if len(known) == len(variances) else None
+        within = sum(usable) / len(usable) if len(usable) == len(variances) else None
         return cls(values=tuple(figure.value for figure in figures), within=within, prior=prior)
 
     def without_server(self) -> Repeats:
@@ -126,16 +126,16 @@ class Repeats:
 
         None if neither is known, that is, for a single process without a prior.
         """
-        own = self.own
+        this_group = self.own
         if self.prior is None or self.within is None:
-            return own
+            return this_group
         # the prior already includes sample scatter at the usual number of samples
         variance, degrees = self.prior.variance, self.prior.degrees
         if self.within > variance:  # more scatter than the prior expects: its size is known better
             degrees = min(degrees * (self.within / variance) ** 2, max(degrees, _MOST_OF_SAMPLES))
             variance = self.within
         typical = Component(variance=variance, degrees=degrees)
-        return pooled([typical, own] if own else [typical])
+        return pooled([typical, this_group] if this_group else [typical])
 
     @property
     def error(self) -> Component | None:

@@ -91,11 +91,11 @@ def log_ratio(other: Repeats, baseline: Repeats, processes: int | None = None) -
     """
     value = math.log(other.mean) - math.log(baseline.mean)
     errors = [side.error_of(processes or len(side.values)) for side in (other, baseline)]
-    known = [error for error in errors if error is not None]
-    if len(known) < len(errors):
+    usable = [error for error in errors if error is not None]
+    if len(usable) < len(errors):
         return LogRatio(value=value)
-    variance = sum(error.variance for error in known)
-    inverse = sum(error.variance**2 / error.degrees for error in known)
+    variance = sum(error.variance for error in usable)
+    inverse = sum(error.variance**2 / error.degrees for error in usable)
     degrees = min(variance**2 / inverse, MOST_DEGREES) if inverse else MOST_DEGREES
     return LogRatio(value=value, error=math.sqrt(variance), degrees=degrees)
 
@@ -158,8 +158,8 @@ def geometric_mean(clusters: Mapping[str, Sequence[float]]) -> Interval:
     mean, count = float(sums.sum() / sizes.sum()), len(sizes)
     if count < LEAST_CLUSTERS:
         return Interval(value=math.exp(mean), low=None, high=None)
-    drawn = np.random.default_rng(_SEED).integers(count, size=(_RESAMPLES, count))
-    means = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+    indices = np.random.default_rng(_SEED).integers(count, size=(_RESAMPLES, count))
+    means = sums[indices].sum(axis=1) / sizes[indices].sum(axis=1)
     stretch = math.sqrt(count / (count - 1)) * student95(count - 1) / Z95
     low, high = (
         mean + stretch * (float(np.quantile(means, q)) - mean) for q in (ALPHA / 2, 1 - ALPHA / 2)

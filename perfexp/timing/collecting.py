@@ -104,9 +104,9 @@ class Collector:
             if not count:
                 return False
             begun_ns = now()
-            taken = self.block(count)
+            block_samples = self.block(count)
             self._elapsed_ns += now() - begun_ns
-            self.samples = np.concatenate([self.samples, taken])
+            self.samples = np.concatenate([self.samples, block_samples])
         return True
 
     def series(self) -> Series:

@@ -117,9 +117,9 @@ class Hold:
                 and waits for them.
         """
         for _ in range(_HOLD_ATTEMPTS):
-            wanted = self._seconds * max(1.0, samples / max(self._samples, 1))
+            hold_seconds = self._seconds * max(1.0, samples / max(self._samples, 1))
             most = _HOLD_MOST * self._fastest * samples + _HOLD_EXTRA_SECONDS
-            filled = enqueue(samples, min(wanted, most))
+            filled = enqueue(samples, min(hold_seconds, most))
             self._fastest = min(self._fastest, filled.host_seconds / samples)
             if filled.starved and self._seconds:
                 self._margin = min(2 * self._margin, _HOLD_MOST)
@@ -195,13 +195,13 @@ class Chain:
 
     def __call__(self, samples: int) -> Samples:
         """Fill the queue as often as needed and return the samples in device seconds per call."""
-        taken: list[Samples] = []
+        fills: list[Samples] = []
         left = samples
         while left > 0:
             count = min(self.chunk, left)
-            taken.append(self.held.fill(self._fill_once, count))
+            fills.append(self.held.fill(self._fill_once, count))
             left -= count
-        return np.concatenate(taken)
+        return np.concatenate(fills)
 
     def _fill_once(self, samples: int, hold_seconds: float) -> Filled:
         """Hold the device, enqueue the samples, and wait until the device has finished them."""
@@ -302,15 +302,15 @@ class Segments:
             device.hold(hold_seconds)
         record(events[0])
         clock = FillClock(device, events[0])
-        place = 0
+        num_recorded = 0
         for _ in range(samples):
             for part in parts:
                 part()
-                place += 1
-                record(events[place])
-            clock.enqueued(events[place - len(parts)])
+                num_recorded += 1
+                record(events[num_recorded])
+            clock.enqueued(events[num_recorded - len(parts)])
         device.synchronize()
-        between = [device.elapsed_seconds(events[i], events[i + 1]) for i in range(place)]
+        between = [device.elapsed_seconds(events[i], events[i + 1]) for i in range(num_recorded)]
         return clock.filled(np.asarray(between).reshape(samples, len(parts)))
 
     def parts(self) -> dict[str, Samples]:

@@ -75,8 +75,8 @@ class Turn:
         rough_seconds = max(float(np.median(rough_chain(3))), 1e-9)
         # a sample of k calls is long enough for the clock
         k = max(1, min(_MOST_SAMPLES, math.ceil(_SAMPLE_SECONDS / rough_seconds)))
-        wanted = math.ceil(_TURN_SECONDS / (k * rough_seconds))
-        samples = max(2, min(_MOST_SAMPLES // k + 2, wanted))
+        enough = math.ceil(_TURN_SECONDS / (k * rough_seconds))
+        samples = max(2, min(_MOST_SAMPLES // k + 2, enough))
         chunk = max(1, min(samples, calls_in_queue // k))
         chain = queue.Chain(call, device, chunk, k if calls_in_queue >= k else 1)
         self._held = chain.held

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             emit("finished")
             return 0
         paths = RunPaths(arguments.directory)
-        plan = plan_file.load(paths.plan, arguments.plan_sha256).of_process(replicate)
+        plan = plan_file.load(paths.plan, arguments.plan_sha256).for_process(replicate)
         if arguments.profile is not None:
             profile(plan, paths, arguments.profile, emit)
             return 0  # the pass ends when the profiler has written its files and exits
@@ -132,8 +132,8 @@ def profile(plan: config.Plan, paths: RunPaths, number: int, emit: Events) -> No
         from perfexp.measuring.profilers.passing import profile_point
 
         try:
-            place = place_of(key, keys, paths.profile)
-            observed = profile_point(procedure, key, profiler, place)
+            location = place_of(key, keys, paths.profile)
+            observed = profile_point(procedure, key, profiler, location)
         except UserError:
             raise
         except Exception as error:

@@ -138,8 +138,12 @@ class MemoryTrace:
                 training=is_training,
                 seed=0,
             )
-            whole = nullcontext() if is_training else by_operators()
-            with opened as batches, _prepared(mode, session, batches, key) as step, whole:
+            operator_context = nullcontext() if is_training else by_operators()
+            with (
+                opened as batches,
+                _prepared(mode, session, batches, key) as step,
+                operator_context,
+            ):
                 session.first_forward(batches.next())
 
                 def segments(allocations: Allocations) -> Mapping[str, Callable[[], object]]:
@@ -190,10 +194,10 @@ class MemoryTrace:
         Returns:
             The new peak, and which workspaces are known; None without `workspaces`.
         """
-        known = self._workspaces.of(traced.convolutions) if self._workspaces else None
-        if known is None or not any(known.sizes.values()):
-            return traced, known
-        return self.peak(key, known.sizes), known
+        sizes = self._workspaces.of(traced.convolutions) if self._workspaces else None
+        if sizes is None or not any(sizes.sizes.values()):
+            return traced, sizes
+        return self.peak(key, sizes.sizes), sizes
 
     def report(self, key: Key) -> dict[str, Any]:
         """Return a point's peak memory by category, and the largest batch that fits the device.
@@ -210,7 +214,7 @@ class MemoryTrace:
         gpu: str | None = self._gpu_name
         if self._workspaces and self._workspaces.memory_bytes:
             capacity, gpu = self._workspaces.memory_bytes, self._workspaces.device_name
-        peak, known = self.with_workspaces(key, traced)
+        peak, sizes = self.with_workspaces(key, traced)
         categories = dict(peak.categories)
         if workspace:
             categories["workspace of cuBLAS"] = workspace
@@ -221,7 +225,7 @@ class MemoryTrace:
             "key": msgspec.to_builtins(key),
             "peak_bytes": peak.total_bytes + workspace,
             "peak_without_workspaces_bytes": traced.total_bytes + workspace,
-            "workspaces": known and known.facts(),
+            "workspaces": sizes and sizes.facts(),
             "categories": categories,
             "gpu": gpu,
             "capacity_bytes": capacity,

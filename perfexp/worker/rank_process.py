@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perfexp.devices import Device
-from perfexp.devices.meters import together
+from perfexp.devices.meters import combine
 from perfexp.doctor import environment
 from perfexp.errors import PerfexpError, RankLost, UserError
 from perfexp.host.files import write_atomically
@@ -34,7 +34,7 @@ from perfexp.records.messages import Events, cut
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key
 from perfexp.worker.points import measure_points
-from perfexp.worker.workbench import Workbench, of_node, report_failure
+from perfexp.worker.workbench import Workbench, node_diagnostics, report_failure
 
 if TYPE_CHECKING:
     from perfexp.measuring.modes import Step
@@ -116,7 +116,7 @@ def _measure_as_leader(bench: Workbench, replicate: int, place: Place, leader: L
             procedure.group = leader
             if bench.plan.probes.energy:
                 procedure.energy = bench.energy_of(
-                    together([device.meters() for device in _distinct(devices)])
+                    combine([device.meters() for device in _distinct(devices)])
                 )
             leader.works_with(member)
             is_finished = measure_points(procedure, bench.plan, bench.paths, replicate, bench.emit)
@@ -172,6 +172,9 @@ def _follow(bench: Workbench, place: Place) -> int:
 
 def _join(bench: Workbench, place: Place) -> tuple[Member, dict[str, Any]]:
     """Start the device and load the model, both in the group of all ranks.
+
+    Args:
+        place: this rank's number, and how many ranks there are.
 
     Returns:
         The group member, and facts about how the ranks share work.
@@ -235,9 +238,11 @@ def _devices(plan: config.Plan, size: int) -> list[Device]:
     if len(usable) == size:
         return usable
     names = ", ".join(sorted({device.name for device in usable}))
-    here = f"{len(usable)} × {names}" if usable else "none"
-    wanted = f"gpu.count={size} needs {size} devices from gpu.index={plan.gpu.get('index', 0)} on"
-    raise UserError(f"{wanted}; here: {here}. {failure or ''}".rstrip()) from failure
+    usable_text = f"{len(usable)} × {names}" if usable else "none"
+    requirement = (
+        f"gpu.count={size} needs {size} devices from gpu.index={plan.gpu.get('index', 0)} on"
+    )
+    raise UserError(f"{requirement}; here: {usable_text}. {failure or ''}".rstrip()) from failure
 
 
 def _device_node(plan: config.Plan, number: int) -> dict[str, Any]:
@@ -268,7 +273,7 @@ def _describe_rank(bench: Workbench, place: Place) -> dict[str, Any]:
     doubts = device.doubts()
     if place.size > place.per_host and place.local == 0:
         report["host"] = facts = bench.facts()
-        doubts = [*doubts, *(of_node(facts) if place.number else [])]
+        doubts = [*doubts, *(node_diagnostics(facts) if place.number else [])]
     return {**report, "doubts": doubts}
 
 
@@ -334,5 +339,8 @@ def _rank_diagnostics(
     names = sorted({device["name"] for device in devices})
     if len(names) < 2:
         return of_others
-    what = "devices, at the pace of the slowest"
-    return [*of_others, diagnostics.make("mixed_devices", what=what, changes=", ".join(names))]
+    changed_part = "devices, at the pace of the slowest"
+    return [
+        *of_others,
+        diagnostics.make("mixed_devices", what=changed_part, changes=", ".join(names)),
+    ]

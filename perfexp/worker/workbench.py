@@ -256,6 +256,7 @@ class Workbench:
         train = self.plan.mode.train
         if train is not None and train.get("resume_from"):
             key = next(key for key in self.plan.timed_keys() if key.phase == "train")
+            # loads the checkpoint as training would, which raises the error
             config.build(train).updating(self.session, key.batch_size)
 
     @contextmanager
@@ -377,7 +378,7 @@ class Workbench:
             UserError: the folder has points measured in another environment.
         """
         facts = {**self.facts(), "session": self.session.facts(), **extra}
-        own = [
+        diagnostics_here = [
             *self.device.doubts(),
             *self.session.doubts(),
             *self._data_diagnostics(),
@@ -386,9 +387,9 @@ class Workbench:
         ]
         if self._live is not None:
             facts["in_process"] = True
-            own.append(diagnostics.make("in_process"))
+            diagnostics_here.append(diagnostics.make("in_process"))
         earlier = self._earlier_diagnostics(facts)
-        everything = [*earlier, *(item for item in own if item not in earlier)]
+        everything = [*earlier, *(item for item in diagnostics_here if item not in earlier)]
         content = json.dumps(
             {"environment": facts, "doubts": msgspec.to_builtins(everything)}, indent=1, default=str
         )
@@ -400,11 +401,11 @@ class Workbench:
         if not problems:
             return []
         files = units.counted(len(problems), "file")
-        what = f"left out, since unusable: {files}; the first: {problems[0]}"
+        message = f"left out, since unusable: {files}; the first: {problems[0]}"
         return [
             diagnostics.make(
                 "data_incomplete",
-                what=what,
+                what=message,
                 advice="repair or remove the files that details/run.log lists",
             )
         ]
@@ -412,12 +413,12 @@ class Workbench:
     def _host_diagnostics(self, facts: Mapping[str, Any]) -> list[Diagnostic]:
         """Return diagnostics if other jobs, or other runs of the sweep, use this host."""
         if self.plan.host_sharing is not plan_fields.HostSharing.together:
-            return of_node(facts)
+            return node_diagnostics(facts)
         # the user chose to measure the sweep's runs at the same time
         shared = diagnostics.make(
             "shared_host", others="other runs of the sweep, on its other devices"
         )
-        return [shared, *of_node(facts)]
+        return [shared, *node_diagnostics(facts)]
 
     def require_same_environment(self) -> None:
         """Check that the folder's points were measured in this environment, if it has points.
@@ -475,11 +476,12 @@ def sheet_peaks(plan: config.Plan, device: Device) -> Mapping[str, float | None]
     return plan.sheet(device.name)[1].peak_flops_per_second or {}
 
 
-def of_node(facts: Mapping[str, Any]) -> list[Diagnostic]:
+def node_diagnostics(facts: Mapping[str, Any]) -> list[Diagnostic]:
     """Return a diagnostic if other SLURM jobs use this node's other GPUs or CPUs.
 
     Args:
-        facts: environment of a host, with its `job`.
+        facts: environment of a host. `job.others` counts the `gpus` and `cpus` that other jobs
+            use there.
     """
     others = (facts.get("job") or {}).get("others") or {}
     if not any(others.values()):

@@ -263,7 +263,7 @@ def test_the_points_that_are_expected_are_those_of_the_plan(overrides, tmp_path)
     plain = plain_plan("model=fake", *overrides)
     plan, paths = config.typed(plain), RunPaths(tmp_path / "run")
     paths.create()
-    prepare(paths, plan, plain, again=())
+    prepare(paths, plan, plain, keys_again=())
     expected = Expected.load(paths.expected)
     assert expected.keys == [
         *plan.timed_keys(),

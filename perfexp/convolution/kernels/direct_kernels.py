@@ -101,8 +101,8 @@ def convolved(
     four = tl.arange(0, 4)[None, None, None, :]
 
     # addresses of the first input element and weight that each thread reads
-    image, place = pixel // plane, pixel % plane
-    row, column = place // columns, place % columns
+    image, position = pixel // plane, pixel % plane
+    row, column = position // columns, position % columns
     y_first, x_first = row * down - top, column * across - left
     is_pixel = pixel < pixels
     channels = in_group // SPLIT
@@ -177,8 +177,8 @@ def convolved_by_channel(
     output = (program % blocks) * OUTPUT_THREADS + of_output
 
     # addresses of the first input element and weight that each thread reads
-    image, place = pixel // plane, pixel % plane
-    row, column = place // columns, place % columns
+    image, position = pixel // plane, pixel % plane
+    row, column = position // columns, position % columns
     y_first, x_first = row * down - top, column * across - left
     is_output = output < outputs
     is_stored = is_output & (pixel < pixels)

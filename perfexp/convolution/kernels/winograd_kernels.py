@@ -194,8 +194,8 @@ def convolved(
         tile, channel, output = tile[None, :], channel[:, None], output[:, None]
     else:
         tile, channel, output = tile[:, None], channel[None, :], output[None, :]
-    image, place = tile // per_image, tile % per_image
-    row, column = place // per_row * 2, place % per_row * 2
+    image, position = tile // per_image, tile % per_image
+    row, column = position // per_row * 2, position % per_row * 2
     y0, x0 = row - top, column - left
     is_tile = tile < tiles
     in_row0 = is_tile & (y0 >= 0) & (y0 < height)

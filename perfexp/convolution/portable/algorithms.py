@@ -356,8 +356,8 @@ def _winograd(
     products = kernels.to(inputs.dtype) @ data.to(inputs.dtype)  # (tile, tile, G, O / G, N · tiles)
     outputs = of_outputs(products.to(dtype).flatten(2, 3))
     outputs = torch.unflatten(outputs, 3, (batch, down, across)).permute(3, 2, 4, 0, 5, 1)
-    whole = outputs.reshape(batch, convolution.out_channels, down * step, across * step)
-    return whole[:, :, :rows, :columns]
+    padded_outputs = outputs.reshape(batch, convolution.out_channels, down * step, across * step)
+    return padded_outputs[:, :, :rows, :columns]
 
 
 #: All algorithms by name.

@@ -133,8 +133,10 @@ def _correlate_image(
     tiles = _tiles(image, groups, kernel, steps, counts)
     _correlate_blocks(outputs, tiles, lambda *block: grouped[block], grouped.shape[2], size)
     parts = torch.unflatten(outputs, 1, (len(image), *counts)).permute(1, 0, 4, 2, 5, 3, 6)
-    whole = parts.reshape(len(image), len(kernels), counts[0] * steps[0], counts[1] * steps[1])
-    return whole[:, :, : image.shape[2] - kernel[0] + 1, : image.shape[3] - kernel[1] + 1]
+    padded_outputs = parts.reshape(
+        len(image), len(kernels), counts[0] * steps[0], counts[1] * steps[1]
+    )
+    return padded_outputs[:, :, : image.shape[2] - kernel[0] + 1, : image.shape[3] - kernel[1] + 1]
 
 
 def _gradient_of_kernels(

@@ -106,7 +106,7 @@ def if_readable(meter: Meter, suffix: str = "") -> DeviceMeters:
     return DeviceMeters(meters=(meter,))
 
 
-def together(founds: list[DeviceMeters]) -> DeviceMeters:
+def combine(founds: list[DeviceMeters]) -> DeviceMeters:
     """Return the meters of several devices; if any device has no meter, return none.
 
     The energy of a run must include all its devices. A meter that two devices share counts once.

@@ -88,9 +88,9 @@ class Feeder:
         if self._passed.calls == self.start.calls:  # a call is longer than the window
             self._device.synchronize()
             self._collect()
-        taken = self._device.elapsed_seconds(self.start.event, self._passed.event)
+        seconds = self._device.elapsed_seconds(self.start.event, self._passed.event)
         self._device.synchronize()
-        return self._passed.calls - self.start.calls, taken
+        return self._passed.calls - self.start.calls, seconds
 
     def half_width(self, edges: Sequence[float]) -> float | None:
         """Return the half-width of the mean call time's 95 % interval in seconds, over windows.

@@ -83,15 +83,15 @@ def _key_of_node(host: Host, node: int, index: int | None) -> Key | None:
     forward = host.forward_of(node)
     if forward is None:
         return None
-    which = Pass.backward
+    pass_type = Pass.backward
     if event.name.startswith(EVALUATE) and _sums_gradients(host, node, index):
-        which = Pass.accumulation
+        pass_type = Pass.accumulation
     row = _row_around(host, forward)
     if isinstance(row, int):  # the forward operator is itself part of a backward pass
         return _key_of_node(host, row, forward)
     if row is None:
-        return key_outside_modules(host.phase_at(host.events[forward].start_ns), which)
-    return msgspec.structs.replace(row, which=which)
+        return key_outside_modules(host.phase_at(host.events[forward].start_ns), pass_type)
+    return msgspec.structs.replace(row, which=pass_type)
 
 
 def _sums_gradients(host: Host, node: int, index: int | None) -> bool:
@@ -131,13 +131,13 @@ def _row_around(host: Host, index: int | None) -> Key | int | None:
     return None
 
 
-def key_outside_modules(phase: str | None, which: Pass | None = None) -> Key:
+def key_outside_modules(phase: str | None, pass_type: Pass | None = None) -> Key:
     """Return the row for work outside the model's modules, such as the loss or the optimizer.
 
     Args:
         phase: part of the call, for example `optimizer`; None outside all parts.
-        which: pass of the row; None for the phase's usual pass.
+        pass_type: pass of the row; None for the phase's usual pass.
     """
-    if which is None:
-        which = _PASSES.get(phase or "", Pass.other)
-    return Key(path=None, call=0, operation=None, kind=phase or str(Pass.other), which=which)
+    if pass_type is None:
+        pass_type = _PASSES.get(phase or "", Pass.other)
+    return Key(path=None, call=0, operation=None, kind=phase or str(Pass.other), which=pass_type)

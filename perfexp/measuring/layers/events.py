@@ -205,8 +205,8 @@ class Host:
         if event.sequence < 0:
             return None
         operators = self._forward.get(event.forward_thread, [])
-        place = bisect_right(operators, event.sequence, key=itemgetter(0)) - 1
-        return operators[place][1] if place >= 0 and operators[place][1] < node else None
+        index = bisect_right(operators, event.sequence, key=itemgetter(0)) - 1
+        return operators[index][1] if index >= 0 and operators[index][1] < node else None
 
     def _find_parents(self) -> list[int | None]:
         """Return the index of the innermost event around each event, in the same thread."""
@@ -266,5 +266,5 @@ class Host:
 
 def _mark_at(periods: list[tuple[int, int, RangeMark]], moment_ns: int) -> RangeMark | None:
     """Return the mark with a period that contains a moment; periods do not overlap."""
-    place = bisect_right(periods, moment_ns, key=itemgetter(0)) - 1
-    return periods[place][2] if place >= 0 and moment_ns < periods[place][1] else None
+    index = bisect_right(periods, moment_ns, key=itemgetter(0)) - 1
+    return periods[index][2] if index >= 0 and moment_ns < periods[index][1] else None

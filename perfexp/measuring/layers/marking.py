@@ -266,13 +266,13 @@ class Marker(TorchFunctionMode):
         return RangeMark(Scope.operation, planned.number, kind=name)
 
     @contextmanager
-    def _listening(self, wanted: bool) -> Iterator[None]:
-        """Intercept torch functions while entered, or stop intercepting them, as `wanted`."""
+    def _listening(self, should_listen: bool) -> Iterator[None]:
+        """Intercept torch functions while entered, or stop it if not `should_listen`."""
         is_listening = _get_current_function_mode() is self
         with ExitStack() as stack:
-            if wanted and not is_listening:
+            if should_listen and not is_listening:
                 stack.enter_context(self)
-            elif is_listening and not wanted:
+            elif is_listening and not should_listen:
                 stack.enter_context(_pop_mode_temporarily())
             yield
 

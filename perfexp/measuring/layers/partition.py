@@ -159,8 +159,8 @@ def _divide_call(
         if not running:
             spent(inside[following]).gap_ns += stop - start
             continue
-        share, rest = divmod(stop - start, len(running))
+        share, remainder = divmod(stop - start, len(running))
         for item in running:
-            spent(item).add_kernel(item.kernel.name, 0, share + rest)
-            rest = 0  # the kernel that began first gets the remainder
+            spent(item).add_kernel(item.kernel.name, 0, share + remainder)
+            remainder = 0  # the kernel that began first gets the remainder
     return times

@@ -306,21 +306,21 @@ class Pattern:
             kernels: kernels of all calls, ordered by start.
         """
         places: dict[int, list[int]] = defaultdict(list)
-        for place, kernel in enumerate(kernels):
+        for index, kernel in enumerate(kernels):
             key = kernel.key
             is_of_graph = key is not None and key.path is None and key.kind == _GRAPH
             if kernel.call is not None and is_of_graph:
-                places[kernel.call].append(place)
+                places[kernel.call].append(index)
         identified = list(kernels)
         for of_call in places.values():
-            matches = self._match([kernels[place].kernel.name for place in of_call])
-            for number, place in enumerate(of_call):
+            matches = self._match([kernels[index].kernel.name for index in of_call])
+            for number, index in enumerate(of_call):
                 key = self._kernels[matches[number]].key if number in matches else None
-                identified[place] = kernels[place]._replace(key=key)
+                identified[index] = kernels[index]._replace(key=key)
             self.replays += 1
-            whole = sum(kernel.kernel.duration_ns for kernel in self._kernels)
-            matched = sum(self._kernels[place].kernel.duration_ns for place in matches.values())
-            self.least_found = min(self.least_found, matched / whole if whole else 0.0)
+            total_ns = sum(kernel.kernel.duration_ns for kernel in self._kernels)
+            matched = sum(self._kernels[index].kernel.duration_ns for index in matches.values())
+            self.least_found = min(self.least_found, matched / total_ns if total_ns else 0.0)
         return identified
 
     def _match(self, names: list[str]) -> Mapping[int, int]:
@@ -329,9 +329,9 @@ class Pattern:
         Return positions in the pattern by position in the replay, for those that match.
         """
         if names == self._names:
-            return {place: place for place in range(len(names))}
+            return {index: index for index in range(len(names))}
         blocks = SequenceMatcher(None, names, self._names, autojunk=False).get_matching_blocks()
-        return {block.a + place: block.b + place for block in blocks for place in range(block.size)}
+        return {block.a + index: block.b + index for block in blocks for index in range(block.size)}
 
 
 class Stamps:
@@ -408,12 +408,18 @@ class Stamps:
         if mark.scope is Scope.phase:
             return key_outside_modules(mark.kind)
         outer = self._row
-        which = Pass.backward if outer.which is Pass.backward else Pass.forward
+        pass_type = Pass.backward if outer.which is Pass.backward else Pass.forward
         if mark.scope is Scope.operation:
             return Key(
-                path=outer.path, call=outer.call, operation=mark.number, kind=mark.kind, which=which
+                path=outer.path,
+                call=outer.call,
+                operation=mark.number,
+                kind=mark.kind,
+                which=pass_type,
             )
-        return Key(path=mark.path, call=mark.number, operation=None, kind=mark.kind, which=which)
+        return Key(
+            path=mark.path, call=mark.number, operation=None, kind=mark.kind, which=pass_type
+        )
 
     def _note_row(self) -> None:
         """Remember that autograd nodes made from now on belong to the current row."""
@@ -422,8 +428,8 @@ class Stamps:
 
     def _before(self, node: torch.autograd.graph.Node) -> Callable[[object], None]:
         """Return the hook that autograd calls before a node: its row becomes the current row."""
-        place = bisect_right(self._made_in, node._sequence_nr(), key=itemgetter(0)) - 1
-        row = self._made_in[place][1] if place >= 0 else key_outside_modules(None)
+        index = bisect_right(self._made_in, node._sequence_nr(), key=itemgetter(0)) - 1
+        row = self._made_in[index][1] if index >= 0 else key_outside_modules(None)
         key = msgspec.structs.replace(row, which=Pass.backward)
 
         def hook(_: object) -> None:

@@ -139,9 +139,13 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
     rows = _match_work(times, work.rows) if work else {}
     lines = [_line(row, rows, times.calls) for row in [*times.rows, *times.unattributed]]
     # medians: a disturbed call would shift means
-    whole = sum(line.seconds.median + line.gap_seconds.median for line in lines)
+    total_seconds = sum(line.seconds.median + line.gap_seconds.median for line in lines)
     for line in lines:
-        line.share = (line.seconds.median + line.gap_seconds.median) / whole if whole else 0.0
+        line.share = (
+            (line.seconds.median + line.gap_seconds.median) / total_seconds
+            if total_seconds
+            else 0.0
+        )
     if not times.calls:
         return lines
     timed = {
@@ -149,8 +153,8 @@ def join(times: LayerTimes, work: Work | None) -> list[Line]:
         for row in times.rows
         if (key := row.key) and key.which is Pass.forward
     }
-    for place, row in rows.items():
-        if place not in timed:
+    for module_call, row in rows.items():
+        if module_call not in timed:
             path, call, operation = row.path, row.call, row.operation
             key = Key(path=path, call=call, operation=operation, kind=row.kind, which=Pass.forward)
             untimed = RowTimes(key=key, seconds=[0.0], gap_seconds=[0.0])
@@ -348,11 +352,11 @@ def _check_unattributed(times: LayerTimes) -> Diagnostic | None:
     if share <= _UNATTRIBUTED:
         return None
     kernels = [kernel.name for row in times.unattributed for kernel in row.kernels]
-    rest = [f"{len(kernels) - _NAMED_KERNELS} more"] if len(kernels) > _NAMED_KERNELS else []
-    names = ", ".join([*kernels[:_NAMED_KERNELS], *rest])
-    what = f"{share:.1%} of the time could not be assigned to a layer: {names}"
+    more = [f"{len(kernels) - _NAMED_KERNELS} more"] if len(kernels) > _NAMED_KERNELS else []
+    names = ", ".join([*kernels[:_NAMED_KERNELS], *more])
+    message = f"{share:.1%} of the time could not be assigned to a layer: {names}"
     return diagnostics.make(
-        "layers_inexact", share=share, what=what, advice="the sum includes it; the rows do not"
+        "layers_inexact", share=share, what=message, advice="the sum includes it; the rows do not"
     )
 
 

@@ -118,8 +118,8 @@ class Train:
         The plan chooses by them who updates the weights: the mode's optimizer, or the model's own.
         """
         others = {"clip_grad_norm": self.clip_grad_norm, "ema": self.ema}
-        own = [text for text in self.of_epochs if not text.startswith(_OF_ANY_MODEL)]
-        return [*own, *(f"mode.train.{key}={value}" for key, value in others.items() if value)]
+        texts = [text for text in self.of_epochs if not text.startswith(_OF_ANY_MODEL)]
+        return [*texts, *(f"mode.train.{key}={value}" for key, value in others.items() if value)]
 
     @property
     def is_scheduled(self) -> bool:

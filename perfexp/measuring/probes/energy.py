@@ -216,6 +216,7 @@ class EnergyProcedure:
             return Energy(metrics=metrics, facts={"reason": self.detected.reason}, doubts=doubts)
         power, call_seconds, idle = plateau.power, plateau.call_seconds, self._idle[-2:]
         idle_watts = idle[0].mean_watts
+        # the middle of the idle powers before and after the calls
         if len(idle) > 1:
             idle_watts = midway(idle_watts, idle[-1].mean_watts)
         metrics = _metrics(
@@ -230,6 +231,7 @@ class EnergyProcedure:
             facts["queued"] = queued.power.facts()
             others.append(("pace of the device", queued.power))
         doubts = [*self.detected.doubts, *_merge_diagnostics(power, others)]
+        # energy per call holds for the pace at which it was measured
         if queued is not None or another_pace(call_seconds, clean):
             is_captured = queued is None or isinstance(queued, Plateau)
             advice = "a larger batch" + " or execution.cuda_graph=true" * is_captured

@@ -85,6 +85,7 @@ def add_work_metrics(
         point.metrics.append(_share_metric(point, least, MFU, reason))
     if ceilings:
         least = _least_seconds(work, formats, ceilings)
+        # a model without contractions has no mix of formats; show the fastest one
         highest = (
             work.contraction_flops / least if least else max(ceilings[name] for name in formats)
         )
@@ -110,6 +111,7 @@ def add_work_metrics(
             )
         )
     for metric in shares:
+        # a model that draws numbers may do less work in a timed call than in the counted one
         if metric.value is not None and metric.value > _IMPOSSIBLE and not work.is_random:
             reason = (
                 f"impossible: {metric.name} is {metric.value:.3g}, so the timed calls did not do "

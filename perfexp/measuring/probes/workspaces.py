@@ -43,11 +43,11 @@ class WorkspaceSizes:
 
     def facts(self) -> dict[str, Any]:
         """Return the number of known workspaces and their origin as JSON, for `perfexp predict`."""
-        known = len(self.sizes)
+        num_known = len(self.sizes)
         return {
-            "device": self.device if known else None,
+            "device": self.device if num_known else None,
             "convolutions": self.convolutions,
-            "known": known,
+            "known": num_known,
             "reason": self.reason,
         }
 

@@ -266,11 +266,11 @@ class Profiler:
             first = list({key.phase: key for key in reversed(first)}.values())[::-1]
         return [profile_key(key) for key in first]
 
-    def outputs(self, place: ProfileLocation) -> list[Path]:
+    def outputs(self, location: ProfileLocation) -> list[Path]:
         """Return the files that the tool, the worker or `collect` may write."""
         return []
 
-    def command(self, place: ProfileLocation, about: About) -> list[str]:
+    def command(self, location: ProfileLocation, about: About) -> list[str]:
         """Return the tool's command line, which the worker's is appended to; empty without a tool.
 
         Raises:
@@ -282,7 +282,7 @@ class Profiler:
         return []
 
     def collect(
-        self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
+        self, location: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
     ) -> ProfileResult:
         """Return the profile's results after the worker and the tool have ended.
 
@@ -295,7 +295,7 @@ class Profiler:
         """
         return ProfileResult()
 
-    def watching(self, place: ProfileLocation, device: Any) -> AbstractContextManager[Marks]:
+    def watching(self, location: ProfileLocation, device: Any) -> AbstractContextManager[Marks]:
         """Return a context for the profiled calls, which yields ranges for them.
 
         Raises:

@@ -59,14 +59,15 @@ class Torch(Profiler):
     #: Results of the profiled calls, in the worker.
     _result = ProfileResult()
 
-    def outputs(self, place: ProfileLocation) -> list[Path]:
-        files = [place.file(_TRACE), place.file(_OPERATORS)]
+    def outputs(self, location: ProfileLocation) -> list[Path]:
+        """Return the trace and the table of operators, and of memory if `memory` is set."""
+        files = [location.file(_TRACE), location.file(_OPERATORS)]
         if self.memory:
-            files.append(place.file(_MEMORY))
+            files.append(location.file(_MEMORY))
         return files
 
     @contextmanager
-    def watching(self, place: ProfileLocation, device: Any) -> Iterator[Marks]:
+    def watching(self, location: ProfileLocation, device: Any) -> Iterator[Marks]:
         """See `Profiler`; at the end, write the trace and the tables of operators and memory."""
         from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -86,7 +87,7 @@ class Torch(Profiler):
             ) as profiler:
                 yield Marks(range=record_function)
                 device.synchronize()
-            profiler.export_chrome_trace(str(place.file(_TRACE)))
+            profiler.export_chrome_trace(str(location.file(_TRACE)))
             kernels, operators = list[dict[str, Any]](), list[dict[str, Any]]()
             for average in profiler.key_averages():
                 if getattr(average, "is_user_annotation", False) or is_own(str(average.key)):
@@ -94,10 +95,13 @@ class Torch(Profiler):
                 row = _row(average)
                 rows = kernels if row["on_device"] else operators
                 rows.append(row)
-        self._write_tables(place, kernels, operators)
+        self._write_tables(location, kernels, operators)
 
     def _write_tables(
-        self, place: ProfileLocation, kernels: list[dict[str, Any]], operators: list[dict[str, Any]]
+        self,
+        location: ProfileLocation,
+        kernels: list[dict[str, Any]],
+        operators: list[dict[str, Any]],
     ) -> None:
         """Write the tables of operators and memory, and store the slowest as the result.
 
@@ -107,11 +111,11 @@ class Torch(Profiler):
         """
         sorted_by = "self_device_seconds" if kernels else "self_cpu_seconds"
         operators.sort(key=lambda row: -row[sorted_by])
-        write_atomically(place.file(_OPERATORS), to_csv(operators, _COLUMNS))
+        write_atomically(location.file(_OPERATORS), to_csv(operators, _COLUMNS))
         if self.memory:
-            samples = list(memory_of(place.file(_TRACE)))
+            samples = list(memory_of(location.file(_TRACE)))
             columns = ("seconds", "device", "bytes", "allocated_bytes")
-            write_atomically(place.file(_MEMORY), to_csv(samples, columns))
+            write_atomically(location.file(_MEMORY), to_csv(samples, columns))
         result = ProfileResult(facts={"sorted_by": sorted_by, "operator_names": len(operators)})
         result.facts["operators"] = _ranked(operators, sorted_by)[: self.top]
         result.add_kernels(_ranked(kernels, "self_device_seconds"), self.top)
@@ -121,11 +125,11 @@ class Torch(Profiler):
         return self._result.facts
 
     def collect(
-        self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
+        self, location: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
     ) -> ProfileResult:
         """See `Profiler`; the worker has sent the facts, so only the files remain to be listed."""
-        files = [path.name for path in self.outputs(place) if has_content(path)]
-        if place.file(_TRACE).name not in files:
+        files = [path.name for path in self.outputs(location) if has_content(path)]
+        if location.file(_TRACE).name not in files:
             raise ProfilerFailed("torch's profiler left no trace; see details/run.log.", files)
         return ProfileResult(files=files)
 
@@ -160,13 +164,15 @@ def memory_of(trace: Path) -> Iterator[dict[str, Any]]:
     samples = [event for event in events if event.get("name") == "[memory]"]
     samples.sort(key=lambda event: event["ts"])
     for event in samples:
-        about = event["args"]
-        kind = "cpu" if about.get("Device Type") == 0 else f"device {about.get('Device Id')}"
+        arguments = event["args"]
+        kind = (
+            "cpu" if arguments.get("Device Type") == 0 else f"device {arguments.get('Device Id')}"
+        )
         yield {
             "seconds": (event["ts"] - samples[0]["ts"]) * 1e-6,
             "device": kind,
-            "bytes": about.get("Bytes"),
-            "allocated_bytes": about.get("Total Allocated"),
+            "bytes": arguments.get("Bytes"),
+            "allocated_bytes": arguments.get("Total Allocated"),
         }
 
 

@@ -156,12 +156,12 @@ class Ncu(Profiler):
                     "--query-metrics."
                 )
 
-    def outputs(self, place: ProfileLocation) -> list[Path]:
-        return [place.file(".ncu-rep"), place.file("_ncu.csv")]
+    def outputs(self, location: ProfileLocation) -> list[Path]:
+        return [location.file(".ncu-rep"), location.file("_ncu.csv")]
 
-    def command(self, place: ProfileLocation, about: About) -> list[str]:
+    def command(self, location: ProfileLocation, about: About) -> list[str]:
         """See `Profiler`; asks ncu which counters the chip has, unless the plan names them."""
-        super().command(place, about)
+        super().command(location, about)
         tool = tools.find("ncu", self.tool)
         counters = list(self.metrics or ())
         if not counters:
@@ -170,18 +170,18 @@ class Ncu(Profiler):
         command = [tool.path, *_OPTIONS, f"--metrics={','.join(counters)}"]
         command += [f"--section={section}" for section in self.sections]
         command += [f"--cache-control={self.cache_control}", "--nvtx", "--force-overwrite"]
-        return [*command, f"--export={tools.escaped(place.file())}", *self.options]
+        return [*command, f"--export={tools.escaped(location.file())}", *self.options]
 
     def collect(
-        self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
+        self, location: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
     ) -> ProfileResult:
         """See `Profiler`; exports ncu's report to a table, and sums kernels by name and range."""
         tool = tools.find("ncu", self.tool)
-        report, table = self.outputs(place)
+        report, table = self.outputs(location)
         files = [report.name, table.name]
         if not tools.has_content(report):
             raise ProfilerFailed(f"ncu left no profile: {_why(said)}")
-        RunPaths(place.folder).claim(table)
+        RunPaths(location.folder).claim(table)
         content = exported(tool, report)
         write_atomically(table, content)
         try:
@@ -281,10 +281,10 @@ def roofline_counters(available: Iterable[str]) -> list[str]:
         available: the chip's counters, without suffixes.
     """
     names = frozenset(available)
-    wanted = []
+    counters = []
     for alternatives in _WANTED:
-        wanted += [name for name in alternatives if name.partition(".")[0] in names][:1]
+        counters += [name for name in alternatives if name.partition(".")[0] in names][:1]
     dense = (name for name in names if "_sparsity_" not in name)
     tensor = list(filter(_OPERATIONS.fullmatch, dense))
     tensor = tensor or list(filter(_INSTRUCTIONS.fullmatch, names))
-    return wanted + [f"{name}.sum" for name in sorted(tensor)]
+    return counters + [f"{name}.sum" for name in sorted(tensor)]

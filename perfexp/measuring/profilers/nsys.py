@@ -101,33 +101,33 @@ class Nsys(Profiler):
             )
         self.reports = check(self.reports)
 
-    def outputs(self, place: ProfileLocation) -> list[Path]:
-        recorded = map(place.file, (*ENDINGS, ".qdstrm"))
-        return [*recorded, *evaluated(place, self.reports)]
+    def outputs(self, location: ProfileLocation) -> list[Path]:
+        recorded = map(location.file, (*ENDINGS, ".qdstrm"))
+        return [*recorded, *evaluated(location, self.reports)]
 
-    def command(self, place: ProfileLocation, about: About) -> list[str]:
+    def command(self, location: ProfileLocation, about: About) -> list[str]:
         """See `Profiler`.
 
         nsys records only between cudaProfilerStart and Stop: torch's import alone would create
         gigabytes of profile.
         """
-        super().command(place, about)
+        super().command(location, about)
         tool = tools.find("nsys", self.tool)
         recording = recording_command(self.trace, self.sample, self.cpuctxsw)
-        recording += ["--force-overwrite=true", f"--output={tools.escaped(place.file())}"]
+        recording += ["--force-overwrite=true", f"--output={tools.escaped(location.file())}"]
         return [tool.path, *recording, *self.options]
 
     def collect(
-        self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
+        self, location: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
     ) -> ProfileResult:
         """See `Profiler`; writes the reports and the table of ranges."""
         tool = tools.find("nsys", self.tool)
-        profile = next(filter(tools.has_content, map(place.file, ENDINGS)), None)
+        profile = next(filter(tools.has_content, map(location.file, ENDINGS)), None)
         if profile is None:
-            raise _no_profile(place, said)
-        claim = RunPaths(place.folder).claim
+            raise _no_profile(location, said)
+        claim = RunPaths(location.folder).claim
         results = evaluate(
-            tool, profile, self.reports, place, claim, whole=WHOLE[about.phase], top=self.top
+            tool, profile, self.reports, location, claim, whole=WHOLE[about.phase], top=self.top
         )
         results.facts |= {"version": tool.version, "trace": self.trace}
         return results
@@ -156,17 +156,17 @@ def recording_command(
     ]
 
 
-def evaluated(place: ProfileLocation, wanted: Sequence[str]) -> list[Path]:
+def evaluated(location: ProfileLocation, wanted: Sequence[str]) -> list[Path]:
     """Return the files that `evaluate` may write for these reports."""
-    files = [stats.file_of(place, report) for report in wanted]
-    return [place.file(DATABASE), place.file(_RANGES), *files]
+    files = [stats.file_of(location, report) for report in wanted]
+    return [location.file(DATABASE), location.file(_RANGES), *files]
 
 
 def evaluate(
     tool: tools.Tool,
     profile: Path,
     wanted: Sequence[str],
-    place: ProfileLocation,
+    location: ProfileLocation,
     claim: Callable[[Path], None],
     *,
     whole: str | None = None,
@@ -184,23 +184,23 @@ def evaluate(
         top: number of kernels and ranges to list.
     """
     results = ProfileResult(files=[profile.name])
-    database = place.file(DATABASE)
+    database = location.file(DATABASE)
     problem = None
     if profile.suffix != DATABASE:
         claim(database)
         problem = stats.export(tool, profile, database)
-    sheets, problems = stats.write(tool, profile if problem else database, wanted, place, claim)
+    sheets, problems = stats.write(tool, profile if problem else database, wanted, location, claim)
     written = {}
     for report, sheet in sheets.items():
-        name = stats.file_of(place, report).name
+        name = stats.file_of(location, report).name
         results.files.append(name)
         written[report] = {"file": name, "rows": len(sheet.rows)}
     ranges: list[dict[str, Any]] = []
     work: list[DeviceActivity] = []
     if not problem:
-        ranges, work = _write_ranges(database, place, claim)
+        ranges, work = _write_ranges(database, location, claim)
     if ranges:
-        results.files.append(place.file(_RANGES).name)
+        results.files.append(location.file(_RANGES).name)
     launches = list[tuple[str, int, float]]()
     for activity in work:
         if activity.kernel is not None:
@@ -234,7 +234,7 @@ def evaluate(
 
 
 def _write_ranges(
-    database: Path, place: ProfileLocation, claim: Callable[[Path], None]
+    database: Path, location: ProfileLocation, claim: Callable[[Path], None]
 ) -> tuple[list[dict[str, Any]], list[DeviceActivity]]:
     """Write the table of ranges, if there are any; return ranges and device work as `project` does.
 
@@ -246,7 +246,7 @@ def _write_ranges(
     with suppress(sqlite3.Error):
         ranges, work = project(database)
     if ranges:
-        path = place.file(_RANGES)
+        path = location.file(_RANGES)
         claim(path)
         write_atomically(path, tools.to_csv(ranges, list(ranges[0])))
     return ranges, work
@@ -258,8 +258,10 @@ def imported(tool: tools.Tool, stream: Path) -> Path:
     Raises:
         ProfilerFailed: that fails too.
     """
-    own = Path(tool.path).resolve().parent
-    importers = sorted([*own.glob("QdstrmImporter"), *own.parent.glob("*/QdstrmImporter")])
+    nsys_folder = Path(tool.path).resolve().parent
+    importers = sorted(
+        [*nsys_folder.glob("QdstrmImporter"), *nsys_folder.parent.glob("*/QdstrmImporter")]
+    )
     if not importers:
         raise ProfilerFailed(
             f"{stream.name} was recorded but not imported, and there is no QdstrmImporter beside "
@@ -276,16 +278,16 @@ def imported(tool: tools.Tool, stream: Path) -> Path:
     return target
 
 
-def _no_profile(place: ProfileLocation, said: str) -> ProfilerFailed:
+def _no_profile(location: ProfileLocation, said: str) -> ProfilerFailed:
     """Return the error for a run of nsys that left no profile, with the reason from its output."""
-    stream = place.file(".qdstrm")
+    stream = location.file(".qdstrm")
     if tools.has_content(stream):
         why = tools.missing_library(said) or _libdw()
         why = why or tools.first_line_with(said, ("importer", "import failed"))
         why = why or "without a message"
         return ProfilerFailed(
             f"nsys recorded {stream.name}, but its importer failed: {why}. Then import it without "
-            f"measuring again: perfexp nsys-stats {place.folder.parent}",
+            f"measuring again: perfexp nsys-stats {location.folder.parent}",
             files=[stream.name],
         )
     if re.search("capture range|no data was collected|not collected", said, re.IGNORECASE):

@@ -42,9 +42,10 @@ class Nvtx(Profiler):
         self.warmup += self.step - 1
 
     def collect(
-        self, place: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
+        self, location: ProfileLocation, about: About, said: str, observations: Mapping[str, Any]
     ) -> ProfileResult:
-        return ProfileResult(facts={"commands": command_lines(place.stem, about)})
+        """Return command lines for profiling the run by hand; there are no files to collect."""
+        return ProfileResult(facts={"commands": command_lines(location.stem, about)})
 
 
 def command_lines(stem: str, about: About) -> dict[str, str]:
@@ -54,8 +55,8 @@ def command_lines(stem: str, about: About) -> dict[str, str]:
         stem: beginning of output file names.
         about: the run's phase, and the user's arguments to repeat.
     """
-    own = [text for text in about.command if not text.startswith(_NOT_REPEATED)]
-    run = ["python", "-m", "perfexp", *own]
+    arguments = [text for text in about.command if not text.startswith(_NOT_REPEATED)]
+    run = ["python", "-m", "perfexp", *arguments]
     nsys = ["nsys", *recording_command(), f"--output={stem}"]
     ncu = [
         "ncu",

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def profile_point(
-    procedure: Procedure, key: Key, profiler: Profiler, place: ProfileLocation
+    procedure: Procedure, key: Key, profiler: Profiler, location: ProfileLocation
 ) -> dict[str, Any]:
     """Make a few calls of a point's step under the profiler.
 
     Args:
         key: key of the profile's point.
-        place: folder for the profiler's files.
+        location: folder for the profiler's files.
 
     Returns:
         Numbers of warm-up and profiled calls, range names, and the profiler's observations.
@@ -50,7 +50,7 @@ def profile_point(
         procedure.device.synchronize()
         procedure.progress(f"profiled by {profiler.name}")
         with (
-            profiler.watching(place, procedure.device) as marks,
+            profiler.watching(location, procedure.device) as marks,
             _marked_modules(procedure, outline, marks) as restart,
         ):
             for _ in range(profiler.steps):
@@ -66,9 +66,9 @@ def profile_point(
     }
 
 
-def call(step: Step, marks: Marks, whole: str) -> None:
-    """Make one call, with a range named `whole` around it and a range around each phase."""
-    with marks.range(whole):
+def call(step: Step, marks: Marks, range_name: str) -> None:
+    """Make one call, with a range named `range_name` around it and a range around each phase."""
+    with marks.range(range_name):
         for name, part in step.segments:
             with marks.range(part_name(name)):
                 part()
@@ -114,6 +114,7 @@ class _ModuleRanges(Ranges):
         self._marks = marks
 
     def around(self, mark: RangeMark | None) -> AbstractContextManager[Any]:
+        """Open a range for a module or operation; `profile_point` marks calls and phases itself."""
         if mark is None or mark.scope not in (Scope.module, Scope.operation):
             return nullcontext()
         return self._marks.range(mark.path or mark.kind)

@@ -133,12 +133,12 @@ def export(tool: Tool, source: Path, target: Path) -> str | None:
         ProfilerFailed: the tool cannot be started.
     """
     with tempfile.TemporaryDirectory(prefix=".perfexp-", dir=target.parent) as folder:
-        made = Path(folder) / target.name  # next to the target, which survives a failure
-        options = ("--type=sqlite", "--force-overwrite=true", f"--output={made}")
+        temporary = Path(folder) / target.name  # next to the target, which survives a failure
+        options = ("--type=sqlite", "--force-overwrite=true", f"--output={temporary}")
         # a relative path could be read as an option
         answer = ask([tool.path, "export", *options, str(source.absolute())], _SECONDS)
-        if has_content(made):
-            made.replace(target)
+        if has_content(temporary):
+            temporary.replace(target)
             return None
     return reason(answer.text) or "nsys export wrote nothing"
 
@@ -203,7 +203,7 @@ def write(
     tool: Tool,
     source: Path,
     wanted: Sequence[str],
-    place: ProfileLocation,
+    location: ProfileLocation,
     claim: Callable[[Path], None],
 ) -> tuple[dict[str, Sheet], dict[str, str]]:
     """Make reports and write those with rows as `STEM_REPORT.csv`.
@@ -225,16 +225,16 @@ def write(
         except ProfilerFailed as error:
             problems[report] = str(error)
             continue
-        path = file_of(place, report)
+        path = file_of(location, report)
         claim(path)
         write_atomically(path, sheet.text.encode())
         sheets[report] = sheet
     return sheets, problems
 
 
-def file_of(place: ProfileLocation, report: str) -> Path:
+def file_of(location: ProfileLocation, report: str) -> Path:
     """Return the path of a report's CSV file."""
-    return place.file(f"_{safe_name(report.replace(':', '_'))}.csv")
+    return location.file(f"_{safe_name(report.replace(':', '_'))}.csv")
 
 
 def kernels(sheets: Mapping[str, Sheet]) -> list[dict[str, Any]]:

@@ -64,20 +64,22 @@ class ToolOutput:
         return f"{self.out}\n{self.err}"
 
 
-def find(name: str, given: str | None = None) -> Tool:
+def find(name: str, tool_path: str | None = None) -> Tool:
     """Return the tool at the user's path, on the PATH, or the newest from an installer.
 
     Args:
         name: `nsys` or `ncu`.
-        given: the user's path (profiler.tool); None to search.
+        tool_path: the user's path (profiler.tool); None to search.
 
     Raises:
         ProfilerFailed: there is no usable tool.
     """
     source, least = environment.NSIGHT[name], _LEAST[name]
-    if given is not None and not os.access(given, os.X_OK):
-        raise ProfilerFailed(f"profiler.tool={given} can't be run. Name the program {name} itself.")
-    path = given or (environment.tool(name) or {}).get("path")
+    if tool_path is not None and not os.access(tool_path, os.X_OK):
+        raise ProfilerFailed(
+            f"profiler.tool={tool_path} can't be run. Name the program {name} itself."
+        )
+    path = tool_path or (environment.tool(name) or {}).get("path")
     if path is None:
         raise ProfilerFailed(
             f"{name} is not installed, neither on the PATH nor where its installer puts it: "
@@ -95,9 +97,10 @@ def find(name: str, given: str | None = None) -> Tool:
         return Tool(name, path, None)
     version = match[0].split()[-1]
     if (int(match[1]), int(match[2])) < least:
-        wanted = ".".join(map(str, least))
+        least_text = ".".join(map(str, least))
         raise ProfilerFailed(
-            f"{path} is {name} {version}, which is too old: at least {wanted} is needed. {source}"
+            f"{path} is {name} {version}, which is too old: at least {least_text} is needed. "
+            f"{source}"
         )
     return Tool(name, path, version)
 
@@ -140,6 +143,7 @@ def ask(
             name = Path(command[0]).name
             message = f"{name} took longer than {seconds:g} s and was terminated"
             return ToolOutput(code=None, out="", err=message)
+        # with an interrupt, too, no child may go on
         except BaseException:
             _terminate(process)
             raise
@@ -228,10 +232,10 @@ def ranked(kernels: Iterable[tuple[str, int, float]]) -> list[dict[str, Any]]:
     for name, count, seconds in kernels:
         counts[name] += count
         totals[name] = totals.get(name, 0.0) + seconds
-    whole = sum(totals.values())
+    total_seconds = sum(totals.values())
     ordered = list[dict[str, Any]]()
     for name, seconds in sorted(totals.items(), key=lambda item: -item[1]):
-        share = seconds / whole if whole else 0.0
+        share = seconds / total_seconds if total_seconds else 0.0
         ordered.append({"name": name, "count": counts[name], "seconds": seconds, "share": share})
     return ordered
 

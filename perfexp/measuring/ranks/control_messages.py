@@ -169,6 +169,7 @@ class Leader(ProcessGroup):
         pipes, write = self._pipes, os.write
 
         def led() -> None:
+            """Send the message to all followers, then make the same call."""
             for descriptor in pipes:
                 write(descriptor, message)
             call()

@@ -84,8 +84,8 @@ def _interface(host: str) -> str:
         socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM
     ) as probe:
         probe.connect((host, 9))  # sends nothing
-        own = probe.getsockname()[0]
+        address = probe.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
-        if own in {entry.address for entry in addresses}:
+        if address in {entry.address for entry in addresses}:
             return str(name)
     return _LOOPBACK

@@ -65,21 +65,25 @@ def measure(point: Point, step: Step, group: ProcessGroup, *, compares_alone: bo
     enough = math.ceil(round(_BURST_SECONDS / seconds, 6))
     most = math.ceil(round(_LONGEST_SECONDS / seconds, 6))
     calls = max(enough, min(_CALLS, most))
-    wanted = {
+    is_measured = {
         Sharing.all: True,
         Sharing.no_gradients: step.trains,
         Sharing.nothing: step.trains and compares_alone,
         Sharing.alone: compares_alone,
     }
-    rounds_of: dict[Sharing, list[Sequence[Burst]]] = {kind: [] for kind in wanted if wanted[kind]}
+    rounds_of: dict[Sharing, list[Sequence[Burst]]] = {
+        kind: [] for kind in is_measured if is_measured[kind]
+    }
     for number in range(_ROUNDS):
         kinds = list(rounds_of)
+        # alternate the order, so that a drift affects all kinds alike
         if number % 2 == 0:
             kinds.reverse()
         for kind in kinds:
             bursts = group.burst(step, calls, kind)
             rounds_of[kind].append(bursts)
             if error := next((burst.error for burst in bursts if burst.error), None):
+                # the other kinds go on without it
                 del rounds_of[kind]
                 reason = f"one rank by itself can't make the call: {error}"
                 point.metrics.append(Metric.of(_FIGURES[kind], None, reason=reason))
@@ -120,8 +124,8 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, si
     of_all, batch = _call_seconds(point, Sharing.all), point.key.batch_size
     rates = {RANKS_RATE: batch * size / fmean(of_all)}
     for number in range(size):
-        own = [_span_seconds([bursts[number]]) / calls for bursts in rounds[_WARMUP:]]
-        rates[member(RANK_RATE, number)] = batch / fmean(own)
+        call_seconds = [_span_seconds([bursts[number]]) / calls for bursts in rounds[_WARMUP:]]
+        rates[member(RANK_RATE, number)] = batch / fmean(call_seconds)
     point.metrics += [Metric.of(name, rate) for name, rate in rates.items()]
     # each kind's time in a round relative to the time with everything shared
     parts = {}
@@ -153,7 +157,7 @@ def _add_figures(point: Point, rounds: Sequence[Sequence[Burst]], calls: int, si
 
 def _differences(longer: Sequence[float], shorter: Sequence[float]) -> list[float]:
     """Return the differences round by round; empty if one kind of burst is missing."""
-    return [whole - part for whole, part in zip(longer, shorter, strict=False)]
+    return [long - short for long, short in zip(longer, shorter, strict=False)]
 
 
 def _span_seconds(bursts: Sequence[Burst]) -> float:

@@ -48,9 +48,9 @@ class FailedRank(NamedTuple):
 
     def __str__(self) -> str:
         """Return, for example, `(process 7 on n1) was terminated by SIGKILL`."""
-        place = f" on {self.node}" if self.node else ""
+        on_node = f" on {self.node}" if self.node else ""
         return (
-            f"(process {self.pid}{place}) was terminated by {signal.Signals(-self.exitcode).name}"
+            f"(process {self.pid}{on_node}) was terminated by {signal.Signals(-self.exitcode).name}"
         )
 
 

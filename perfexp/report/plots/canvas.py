@@ -155,8 +155,8 @@ def legend(axes: Any, *others: Any, width: int = 34, **settings: Any) -> None:
         width: characters per line.
     """
     entries = dict[str, Any]()
-    for one in (axes, *others):
-        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
+    for part in (axes, *others):
+        for handle, label in zip(*part.get_legend_handles_labels(), strict=True):
             entries.setdefault(textwrap.fill(label, width), handle)
     if entries:
         look = {"fontsize": 10, "frameon": False, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}

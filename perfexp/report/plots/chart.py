@@ -134,8 +134,10 @@ class Bar:
 
         The longest bar of a facet sets the scale of its axis.
         """
-        drawn = [one.high or one.value for one in (self.value, self.behind) if one]
-        return max(drawn, default=0.0)
+        ends = [
+            interval.high or interval.value for interval in (self.value, self.behind) if interval
+        ]
+        return max(ends, default=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -180,8 +180,8 @@ def _line(axes: Any, line: ChartLine, factor: float) -> None:
         look = {"alpha": 0.2, "linewidth": 0, "label": "predicted, with 90 % interval"}
         axes.fill_between(list(line.predicted), least, most, color=color, **look)
         axes.plot(list(line.predicted), predicted, color=color, linewidth=1, zorder=1.5)
-    for place, text in line.odd.items():
-        at = (place, values[line.x.index(place)])
+    for position, text in line.odd.items():
+        at = (position, values[line.x.index(position)])
         axes.plot(
             *at, "o", color="black", fillstyle="none", markersize=15, markeredgewidth=1.6, zorder=5
         )
@@ -193,7 +193,12 @@ def _line(axes: Any, line: ChartLine, factor: float) -> None:
 
 
 def _above(
-    axes: Any, text: str, place: tuple[float, float], points: float, coordinates: Any, **look: Any
+    axes: Any,
+    text: str,
+    position: tuple[float, float],
+    points: float,
+    coordinates: Any,
+    **look: Any,
 ) -> None:
     """Write text some points above a position."""
     look |= {
@@ -203,7 +208,7 @@ def _above(
         "path_effects": HALO,
         "zorder": 6,
     }
-    axes.annotate(plain(text), place, (0, points), xycoords=coordinates, **look)
+    axes.annotate(plain(text), position, (0, points), xycoords=coordinates, **look)
 
 
 def _gaps(axes: Any, gaps: Mapping[float, str]) -> None:
@@ -292,69 +297,69 @@ def _whisker(axes: Any, time: Interval, position: float, factor: float, **look: 
 def _strips(strips: Strips) -> Any:
     """Draw each point's times from zero, with the representative samples over time below."""
     heights = list[float]()
-    for _, taken in strips.points:
-        heights += (_STRIP * len(taken) + 0.5, _OVER_TIME)
+    for _, times in strips.points:
+        heights += (_STRIP * len(times) + 0.5, _OVER_TIME)
     figure, column = columns(heights, _AROUND_STRIPS)
-    for number, (name, taken) in enumerate(strips.points):
-        _strip_rows(column[2 * number], name, taken)
-        _over_time(column[2 * number + 1], taken[0])
+    for number, (name, times) in enumerate(strips.points):
+        _strip_rows(column[2 * number], name, times)
+        _over_time(column[2 * number + 1], times[0])
     return figure
 
 
-def _strip_rows(axes: Any, name: str, taken: Sequence[Taken]) -> None:
+def _strip_rows(axes: Any, name: str, strips: Sequence[Taken]) -> None:
     """Draw a row per time: samples, their center with interval, and values at the right.
 
     The axis ends where most samples do; triangles at its edge mark the others.
     """
     end = 0.0
-    for one in taken:
-        shown = float(numpy.percentile(one.series.measured, _MOST_SHOWN))
-        end = max(end, shown, one.time.median.value)
+    for strip in strips:
+        most_samples = float(numpy.percentile(strip.series.measured, _MOST_SHOWN))
+        end = max(end, most_samples, strip.time.median.value)
     factor, unit = unit_of("seconds", end)
     edge = 1.1 * factor * end
     labels, centers = list[str](), dict[str, None]()
-    for position, one in enumerate(taken):
-        labels.append(f"{one.name}\n{one.meaning}")
-        centers[one.center] = None
-        samples = factor * numpy.array(one.series.measured)
-        median = one.time.median
+    for position, strip in enumerate(strips):
+        labels.append(f"{strip.name}\n{strip.meaning}")
+        centers[strip.center] = None
+        samples = factor * numpy.array(strip.series.measured)
+        median = strip.time.median
         color = COLORS[position % len(COLORS)]
         # multiples of the golden ratio modulo 1 are spread evenly
         heights = position + 0.5 * ((numpy.arange(samples.size) * _SPREAD) % 1 - 0.5)
         ends_of_center = [position - 0.36, position + 0.36]
         _dots(axes, samples, heights, color, alpha=0.45)
         if (beyond := samples > edge).any():
-            place = numpy.full(beyond.sum(), edge)
-            axes.plot(place, heights[beyond], ">", color=color, clip_on=False, markersize=5)
+            edges = numpy.full(beyond.sum(), edge)
+            axes.plot(edges, heights[beyond], ">", color=color, clip_on=False, markersize=5)
         if median.low is not None and median.high is not None:
             low = max(median.low, 0.0) * factor
             high = min(median.high * factor, edge)
             axes.fill_betweenx(ends_of_center, low, high, color="black", alpha=0.25, linewidth=0)
         center = median.value * factor
-        dash = ":" if one.is_dotted else "-"
+        dash = ":" if strip.is_dotted else "-"
         axes.plot([center] * 2, ends_of_center, color="black", linewidth=2, linestyle=dash)
-        tip(axes, center, position, one.name, one.text, f"{samples.size} samples")
+        tip(axes, center, position, strip.name, strip.text, f"{samples.size} samples")
         right = axes.get_yaxis_transform()
-        axes.text(1.015, position, plain(one.text), transform=right, va="center", fontsize=12)
+        axes.text(1.015, position, plain(strip.text), transform=right, va="center", fontsize=12)
     title = f"time per call ({unit}); black: {' or '.join(centers)}, shaded: its 95 % interval"
     if name:
         title = f"{name}: {title}"
-    if any(one.is_dotted for one in taken):
+    if any(strip.is_dotted for strip in strips):
         title += "; dotted, ≈: no interval"
     name_rows(axes, labels, edge, title)
 
 
-def _over_time(axes: Any, one: Taken) -> None:
+def _over_time(axes: Any, strip: Taken) -> None:
     """Draw a time's samples as percent deviation from their center, over elapsed seconds.
 
     Trends and outliers show here. The end of the warm-up is shaded; lines separate processes.
     """
-    series = one.series
+    series = strip.series
     samples = numpy.array(series.samples)
     seconds = numpy.cumsum(samples) * series.calls_per_sample
-    percent = (samples / one.time.median.value - 1) * 100
-    shown = float(numpy.percentile(numpy.abs(percent[series.warmup :]), _MOST_SHOWN))
-    most = max(_LEAST_PERCENT, 1.2 * shown)
+    percent = (samples / strip.time.median.value - 1) * 100
+    most_percent = float(numpy.percentile(numpy.abs(percent[series.warmup :]), _MOST_SHOWN))
+    most = max(_LEAST_PERCENT, 1.2 * most_percent)
     start = float(seconds[series.warmup - 1]) if series.warmup else 0.0
     end = float(seconds[-1])
     first = max(0.0, start - _MOST_WARMUP * (end - start))
@@ -380,10 +385,10 @@ def _over_time(axes: Any, one: Taken) -> None:
     axes.set_xlim(first, end + 0.01 * (end - first) or None)
     axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(4))
     axes.yaxis.set_major_formatter(
-        lambda value, _: f"{value:+g} %" if value else one.center.partition(" ")[0]
+        lambda value, _: f"{value:+g} %" if value else strip.center.partition(" ")[0]
     )
-    against = f"samples of {one.name} against the {one.center}"
-    axes.set_xlabel(f"{against}, over the seconds that the calls took")
+    label = f"samples of {strip.name} against the {strip.center}"
+    axes.set_xlabel(f"{label}, over the seconds that the calls took")
     style(axes)
     legend(axes)
 

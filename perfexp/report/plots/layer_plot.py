@@ -69,16 +69,16 @@ def caption(record: Record, chosen: Point) -> Caption:
     """
     about = subject(record.plan, record.environment)
     key = timed_key(chosen.key)
-    where = about.device or "an unknown device"
+    device = about.device or "an unknown device"
     title, text = str(about), f"{key.phase} {key.size_label}, batch {key.batch_size}"
     if doubt := disagreement(chosen):
         # without the part after the parentheses
         message = doubt.message.partition(");")[0].removesuffix(")") + ")"
         title += f" · {doubt_text(chosen)}"
-        text += f": {message}, on {where}: {doubt.help or ''}".removesuffix(": ")
+        text += f": {message}, on {device}: {doubt.help or ''}".removesuffix(": ")
     else:
         call = format_seconds(call_seconds(chosen))
-        text += f": {call} a call on {where}; medians, times are share × call"
+        text += f": {call} a call on {device}; medians, times are share × call"
     return Caption(title=title, subtitle=text, footer=footer_of(chosen.doubts))
 
 
@@ -166,15 +166,15 @@ def _kinds(
     most = 0.0
     for position, (kind, of_kind) in enumerate(kinds.items()):
         left, parts = 0.0, list[str]()
-        for number, (which, seconds) in enumerate(of_kind.items()):
+        for number, (pass_name, seconds) in enumerate(of_kind.items()):
             alpha = _OPACITIES[min(number, len(_OPACITIES) - 1)]
             look = {"height": 0.7, "color": colors.get(kind, GREY), "alpha": alpha}
-            look |= title_of(kind, which, measure.text(seconds))
+            look |= title_of(kind, pass_name, measure.text(seconds))
             length = seconds * measure.factor
             axes.barh(position, length, left=left, **look)
             left += length
             if seconds > 0:
-                parts.append(f"{which} {measure.brief(seconds)}")
+                parts.append(f"{pass_name} {measure.brief(seconds)}")
         text = measure.text(sum(of_kind.values()))
         if has_passes:
             text += f"  ({', '.join(parts)})"
@@ -225,21 +225,23 @@ def _strip(
         room: width of the axes in characters.
     """
     factor = measure.factor
-    whole = max(one.start + one.seconds for _, row in rows for one in row)
+    end_seconds = max(part.start + part.seconds for _, row in rows for part in row)
     for position, (title, row) in enumerate(rows):
-        for number, one in enumerate(row):
+        for number, part in enumerate(row):
             color, linewidth = _SHADES[number % 2], 1.0
             if title == "layer":
-                color, linewidth = colors.get(one.name, GREY), 0.4
+                color, linewidth = colors.get(part.name, GREY), 0.4
             look = {"height": 0.92, "color": color, "edgecolor": "white", "linewidth": linewidth}
-            look |= title_of(one.path or one.name, one.which, one.name, measure.text(one.seconds))
-            axes.barh(position, one.seconds * factor, left=one.start * factor, **look)
-            if len(one.label) + 1 < room * one.seconds / whole:
+            look |= title_of(
+                part.path or part.name, part.which, part.name, measure.text(part.seconds)
+            )
+            axes.barh(position, part.seconds * factor, left=part.start * factor, **look)
+            if len(part.label) + 1 < room * part.seconds / end_seconds:
                 words = {"ha": "center", "va": "center", "fontsize": 9, "color": _ink(color)}
-                middle = (one.start + one.seconds / 2) * factor
-                axes.text(middle, position, plain(one.label), clip_on=True, **words)
+                middle = (part.start + part.seconds / 2) * factor
+                axes.text(middle, position, plain(part.label), clip_on=True, **words)
     title = f"in the order of execution ({measure.unit})"
-    name_rows(axes, [title for title, _ in rows], whole * factor, title)
+    name_rows(axes, [title for title, _ in rows], end_seconds * factor, title)
     axes.grid(False)
     axes.spines["left"].set_visible(False)
 

@@ -87,10 +87,10 @@ def of_run(analysis: Analysis, sections: Sequence[Section]) -> bytes:
     return _results(analysis.record.name, sections, figures, after=1)
 
 
-def of_sweep(whole: SweepAnalysis, sections: Sequence[Section]) -> bytes:
+def of_sweep(sweep_analysis: SweepAnalysis, sections: Sequence[Section]) -> bytes:
     """Return a sweep's page: its results, with the plot below the table of runs."""
-    plot = sweep_plots.plot(whole)
-    return _results(whole.sweep.name, sections, [plot and drawing.compose(plot)], after=2)
+    plot = sweep_plots.plot(sweep_analysis)
+    return _results(sweep_analysis.sweep.name, sections, [plot and drawing.compose(plot)], after=2)
 
 
 def of_comparison(comparison: Comparison) -> bytes:

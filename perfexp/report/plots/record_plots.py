@@ -90,12 +90,12 @@ def plot(analysis: Analysis, forecasts: Sequence[Forecast] = ()) -> Chart | Stri
     )
     fields, axis = axes_of(keys)
     if not axis:
-        what = "all samples of all times after the warm-up"
+        content = "all samples of all times after the warm-up"
         if scope := wording.scope(timed):
-            what += f"; 95 % intervals of {scope}"
-        where = f"{what}, on {about.device or 'an unknown device'}"
+            content += f"; 95 % intervals of {scope}"
+        scope_text = f"{content}, on {about.device or 'an unknown device'}"
         points = tuple(_strips(timed, fields))
-        return Strips(caption=replace(caption, subtitle=where), points=points)
+        return Strips(caption=replace(caption, subtitle=scope_text), points=points)
     named = [(line_name(row.key, fields, axis), row) for row in table]
     return chart_of(
         caption,
@@ -179,25 +179,26 @@ def chart_of(
     is_batch = axis == "batch_size"
     keys = [row.key for _, row in named]
     keys += [key for _, _, key, _ in predicted]
-    title, place = _scale(keys, axis)
+    title, position_of = _scale(keys, axis)
     placed = list[Placed]()
     ticks: dict[float, str] = {}
     by_phase: dict[str, list[Placed]] = {}
     for name, row in named:
-        x = place(row.key)
-        one = Placed(name, x, row, row.status.value)
-        placed.append(one)
+        x = position_of(row.key)
+        point = Placed(name, x, row, row.status.value)
+        placed.append(point)
         text = str(row.key.batch_size) if is_batch else row.key.size_label
+        # sizes with the same number of pixels share a tick
         if text not in ticks.setdefault(x, text).split("\n"):
             ticks[x] += f"\n{text}"
         if row.time:
-            by_phase.setdefault(row.key.phase, []).append(one)
+            by_phase.setdefault(row.key.phase, []).append(point)
     panels = list[Panel]()
     for phase, phase_points in by_phase.items():
         bands: dict[str, list[tuple[str, float, Interval]]] = {}
         for quantity, name, key, y in predicted:
             if key.phase == phase:
-                bands.setdefault(quantity, []).append((name, place(key), y))
+                bands.setdefault(quantity, []).append((name, position_of(key), y))
         prefix = ""
         if len(by_phase) > 1:
             prefix = f"{phase}: "
@@ -234,9 +235,9 @@ def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool)
         fitted: whether times over input sizes have a scaling model.
     """
     by_kind: dict[str, list[Placed]] = {}
-    for one in placed:
-        if one.row and one.row.time_kind:
-            by_kind.setdefault(one.row.time_kind, []).append(one)
+    for point in placed:
+        if point.row and point.row.time_kind:
+            by_kind.setdefault(point.row.time_kind, []).append(point)
     for kind, kind_points in by_kind.items():
         lines = lines_of(kind_points, partial(_median, kind), bands.get("time", ()), is_judged=True)
         curves = _curves(kind_points) if fitted and axis == "input_size" else ()
@@ -326,10 +327,10 @@ def _curves(placed: Sequence[Placed]) -> tuple[FittedCurve, ...]:
     Sizes are sides if all are squares.
     """
     positions, rows = dict[Key, float](), list[Row]()
-    for one in placed:
-        if one.row:
-            positions[one.row.key] = one.x
-            rows.append(one.row)
+    for point in placed:
+        if point.row:
+            positions[point.row.key] = point.x
+            rows.append(point.row)
     models = [scaling for scaling in scalings(rows) if not scaling.doubt]
     curves = list[FittedCurve]()
     for scaling in models:
@@ -352,12 +353,12 @@ def gaps_of(placed: Sequence[Placed]) -> dict[float, str]:
 
     Charts mark these positions with a cross.
     """
-    has_names = len({one.name for one in placed}) > 1
+    has_names = len({point.name for point in placed}) > 1
     failures: dict[float, list[str]] = {}
-    for one in placed:
-        if not one.row or not one.row.time:
-            text = f"{one.name}: {one.status}" if has_names else one.status
-            failures.setdefault(one.x, []).append(text)
+    for point in placed:
+        if not point.row or not point.row.time:
+            text = f"{point.name}: {point.status}" if has_names else point.status
+            failures.setdefault(point.x, []).append(text)
     for texts in failures.values():
         if len(texts) > 3:
             texts[3:] = ["…"]
@@ -383,10 +384,10 @@ def lines_of(
         is_judged: whether to ring odd sizes.
     """
     by_name: dict[str, list[tuple[float, Row]]] = {}
-    for one in placed:
-        points_of_line = by_name.setdefault(one.name, [])
-        if one.row:
-            points_of_line.append((one.x, one.row))
+    for placed_point in placed:
+        points_of_line = by_name.setdefault(placed_point.name, [])
+        if placed_point.row:
+            points_of_line.append((placed_point.x, placed_point.row))
     lines = []
     for color, (name, points_of_line) in enumerate(by_name.items()):
         points_of_line.sort(key=lambda point: point[0])
@@ -422,10 +423,10 @@ def _odd_text(key: Key, odd: Odd) -> str:
     sign = "−"
     if odd.ratio > 1:
         sign = "+"
-    against = "the fit"
+    reference = "the fit"
     if odd.other:
-        against = odd.other.size_label
-    return f"{key.size_label}: {sign}{percent(abs(odd.ratio - 1))} against {against}"
+        reference = odd.other.size_label
+    return f"{key.size_label}: {sign}{percent(abs(odd.ratio - 1))} against {reference}"
 
 
 def subtitle(table: Sequence[Row], device: str | None) -> str:
@@ -437,8 +438,8 @@ def subtitle(table: Sequence[Row], device: str | None) -> str:
     interval = "interval"
     if scope := wording.scope(table):
         interval += f" of {scope}"
-    where = device or "an unknown device"
-    return f"{kinds} per call: medians with their 95 % {interval}, on {where}"
+    on_device = device or "an unknown device"
+    return f"{kinds} per call: medians with their 95 % {interval}, on {on_device}"
 
 
 def footer(

@@ -45,7 +45,7 @@ def stems(layers: Mapping[str, Roofline]) -> dict[str, Roofline]:
     """
     if len(layers) == 1:
         return {"roofline": next(iter(layers.values()))}
-    return {f"roofline_{phase}": one for phase, one in layers.items()}
+    return {f"roofline_{phase}": roofline for phase, roofline in layers.items()}
 
 
 def write(roofline: Roofline, targets: Mapping[str, Path]) -> list[Path]:
@@ -106,12 +106,12 @@ def write_profiled(record: Record, paths: RunPaths, sheets: Mapping[str, GpuFile
 def _advice(record: Record, point: Point, sheets: Mapping[str, GpuFile]) -> str:
     """Return what the user can do if layers, counters or peaks are missing for a roofline."""
     if point.status is not Status.OK and not _has_layers(record):
-        again = "repeat the command with probes.layers=true in another output_dir"
-        return f"{again} to draw it from layers"
+        how = "repeat the command with probes.layers=true in another output_dir"
+        return f"{how} to draw it from layers"
     peaks = _peaks(record, sheets)
     if peaks.flops_per_second and peaks.dram_bytes_per_second:
-        again = "repeat the command with profiler.metrics=null"
-        return f"{again}, which collects the counters of a roofline"
+        how = "repeat the command with profiler.metrics=null"
+        return f"{how}, which collects the counters of a roofline"
     return "draw it later by perfexp roofline DIR --gpu NAME, or with --peak-compute and --peak-bw"
 
 

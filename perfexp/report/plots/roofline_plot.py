@@ -206,9 +206,9 @@ def _levels(roofline: Roofline) -> list[tuple[str, float, bool]]:
     return levels
 
 
-def _is_equal(one: float, other: float | None) -> bool:
+def _is_equal(first: float, second: float | None) -> bool:
     """Return whether two ceilings are equal within the tolerance; never with an unknown one."""
-    return other is not None and abs(one - other) <= _EQUAL * other
+    return second is not None and abs(first - second) <= _EQUAL * second
 
 
 def _ceiling(axes: Any, name: str, ends: Any, look: dict[str, Any]) -> None:

@@ -97,27 +97,31 @@ class _PlottedRun(NamedTuple):
         return ""
 
 
-def plot(whole: SweepAnalysis) -> Chart | Bars | None:
+def plot(sweep_analysis: SweepAnalysis) -> Chart | Bars | None:
     """Return a sweep's plot; None if nothing was timed.
 
     It has lines over sizes, batches or device counts, otherwise bars. The sweep writes it as
     sweep.png, and the HTML page embeds it.
     """
     runs = list[_PlottedRun]()
-    for child, analysis in whole.runs:
+    for child, analysis in sweep_analysis.runs:
         for row in analysis.rows if analysis else [None]:
             runs.append(_PlottedRun(child, row))
     runs = _by_one_time(runs)
     table = [run.row for run in runs if run.row]
     if not any(row.time for row in table):
         return None
-    records = [analysis.record for analysis in whole.analyses]
-    devices = filter(None, [analysis.about.device for analysis in whole.analyses])
+    records = [analysis.record for analysis in sweep_analysis.analyses]
+    devices = filter(None, [analysis.about.device for analysis in sweep_analysis.analyses])
     device = ", ".join(dict.fromkeys(devices))
     keys = [row.key for row in table]
     same = label(keys[0], constant(keys))
-    words = (one_line(whole.sweep.name), same, units.counted(len(whole.runs), "run"))
-    warnings = footer(table, records, whole.slower.values())
+    words = (
+        one_line(sweep_analysis.sweep.name),
+        same,
+        units.counted(len(sweep_analysis.runs), "run"),
+    )
+    warnings = footer(table, records, sweep_analysis.slower.values())
     caption = Caption(
         title=" · ".join(filter(None, words)), subtitle=subtitle(table, device), footer=warnings
     )
@@ -128,15 +132,16 @@ def plot(whole: SweepAnalysis) -> Chart | Bars | None:
             if run.row:
                 named.append((_label(run.child.axes, run.row.key, fields, axis), run.row))
         return chart_of(caption, named, axis)
+    # no numeric axis: lines over device counts if they vary, else bars
     counts = {run.child.devices for run in runs}
     if len(counts - {None}) > 1:
         interval = "interval"
         if scope := wording.scope(table):
             interval += f" of {scope}"
-        where = device or "unknown devices"
-        text = f"samples/s of all devices with their 95 % {interval}, on {where}"
+        on_device = device or "unknown devices"
+        text = f"samples/s of all devices with their 95 % {interval}, on {on_device}"
         return _over_devices(replace(caption, subtitle=text), runs, fields)
-    ratios = sweep_verdicts.time_ratios(whole)
+    ratios = sweep_verdicts.time_ratios(sweep_analysis)
     for number, run in enumerate(runs):
         runs[number] = run._replace(ratio=ratios.get(run.place), is_baseline=run.place in ratios)
     if meaning := _meaning([run.ratio for run in runs if run.ratio]):
@@ -157,15 +162,17 @@ def _over_devices(caption: Caption, runs: Sequence[_PlottedRun], fields: Sequenc
             continue
         words = _axis_texts(run.child.axes, [GPU_COUNT])
         if run.row:
-            rest = [name for name in fields if name != "phase" and name not in run.child.axes]
-            words.append(label(run.row.key, rest))
+            other_fields = [
+                name for name in fields if name != "phase" and name not in run.child.axes
+            ]
+            words.append(label(run.row.key, other_fields))
         name = " · ".join(filter(None, words))
         status = (run.row or run.child).status.value
-        one = Placed(name, run.child.devices or 0, run.row, status)
-        placed.append(one)
-        ticks[one.x] = f"{one.x:g}"
+        point = Placed(name, run.child.devices or 0, run.row, status)
+        placed.append(point)
+        ticks[point.x] = f"{point.x:g}"
         if run.row:
-            by_phase.setdefault(run.phase, []).append(one)
+            by_phase.setdefault(run.phase, []).append(point)
     panels = list[Panel]()
     for phase, phase_points in by_phase.items():
         lines = lines_of(phase_points, lambda row: row.samples_per_second)
@@ -202,12 +209,12 @@ def _by_one_time(runs: Sequence[_PlottedRun]) -> list[_PlottedRun]:
         if run.row and run.kind:
             common = kinds.get(run.phase, TIME_KINDS)
             kinds[run.phase] = [kind for kind in common if kind in run.row.times]
-    alike = []
+    runs_alike = []
     for run in runs:
         if run.row and run.kind and kinds[run.phase]:
             run = run._replace(row=replace(run.row, time_kind=kinds[run.phase][0]))
-        alike.append(run)
-    return alike
+        runs_alike.append(run)
+    return runs_alike
 
 
 def _facets(runs: Sequence[_PlottedRun]) -> Iterator[Facet]:
@@ -218,18 +225,18 @@ def _facets(runs: Sequence[_PlottedRun]) -> Iterator[Facet]:
     places = list(dict.fromkeys((run.phase, run.kind) for run in runs if run.kind))
     first_kinds = dict(reversed(places))
     for phase, kind in places:
-        here = []
+        facet_runs = []
         for run in runs:
             # a failed point has no kind of time, so it is shown with the first kind of its phase
             own_kind = run.kind or first_kinds.get(run.phase)
             if not run.row or (run.phase, own_kind) == (phase, kind):
-                here.append(run)
+                facet_runs.append(run)
         title = f"{time_title(kind)} per call"
         if len(places) > 1:
             title = f"{phase}: {title}"
-        if any(map(_latency, here)):
+        if any(map(_latency, facet_runs)):
             title += "; pale: latency"
-        yield Facet(title=title, groups=_groups(here))
+        yield Facet(title=title, groups=_groups(facet_runs))
 
 
 def _groups(runs: Sequence[_PlottedRun]) -> dict[str, tuple[Bar, ...]]:
@@ -310,8 +317,8 @@ def _label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str) -> 
         axis: key field for the horizontal axis.
     """
     shown = set(axes) - set(NUMERIC)
-    rest = [name for name in fields if name not in (axis, "phase", *shown)]
-    words = [*_axis_texts(axes, (*NUMERIC, "mode")), label(key, rest)]
+    other_fields = [name for name in fields if name not in (axis, "phase", *shown)]
+    words = [*_axis_texts(axes, (*NUMERIC, "mode")), label(key, other_fields)]
     return " · ".join(filter(None, words))
 
 

@@ -82,6 +82,7 @@ def of_log(
     if status := _why_unknown(run, is_own=log.is_own):
         raise UserError(f"{path}: {status}. Nothing is written.")
     facts = (options or Facts()).or_else(facts_of(log, path))
+    # run mode sp means a single GPU, so the log need not say it
     if mode is Mode.sp and facts.num_gpus is None:
         facts.num_gpus = 1
     if missing := [option for name, option in _OPTIONS.items() if getattr(facts, name) is None]:
@@ -131,14 +132,14 @@ def _why_failed(run: LoggedTraining) -> str:
 
     Failures come first by the order of `FAILURES`, then a loss that is not finite.
     """
-    for what in FAILURES:
-        if failures := [failure for failure in run.failures if failure.what == what]:
-            return f"{what}: {failures[-1].text}"
+    for kind in FAILURES:
+        if failures := [failure for failure in run.failures if failure.what == kind]:
+            return f"{kind}: {failures[-1].text}"
     if diverged := [step for step in run.steps if not step.finite]:
-        where = f"iteration {diverged[0].iteration}"
+        position = f"iteration {diverged[0].iteration}"
         if diverged[0].epoch is not None:
-            where = f"epoch {diverged[0].epoch}, {where}"
-        return f"the loss is not finite, first at {where}"
+            position = f"epoch {diverged[0].epoch}, {position}"
+        return f"the loss is not finite, first at {position}"
     if run.steps:
         return ""
     return "no steps of a training in it"

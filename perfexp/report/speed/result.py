@@ -119,10 +119,12 @@ def of_record(record: Record, folder: Path) -> list[Speed]:
             key = point.key if record.plan.get("processes") else without_replicate(point.key)
             together[key].append(point)
     speeds = [(key, _of_point(points, record, log_file)) for key, points in together.items()]
-    alike: dict[str, list[Key]] = defaultdict(list)
+    keys_by_file: dict[str, list[Key]] = defaultdict(list)
     for key, speed in speeds:
-        alike[speed.file_name].append(key)
-    return [replace(speed, label=_label(key, alike[speed.file_name])) for key, speed in speeds]
+        keys_by_file[speed.file_name].append(key)
+    return [
+        replace(speed, label=_label(key, keys_by_file[speed.file_name])) for key, speed in speeds
+    ]
 
 
 def _of_point(processes: Sequence[Point], record: Record, log_file: str) -> Speed:
@@ -135,9 +137,9 @@ def _of_point(processes: Sequence[Point], record: Record, log_file: str) -> Spee
     point, plan = processes[0], record.plan
     num_gpus = _num_gpus(point.facts, plan)
     times = list[estimators.Interval]()
-    for one in processes:
-        time = loop_interval(one)
-        if time and time.value > 0 and one.status is Status.OK:
+    for process in processes:
+        time = loop_interval(process)
+        if time and time.value > 0 and process.status is Status.OK:
             times.append(time)
     prior = priors.find(priors.of_record(record), processes, "samples_per_second")
     time = rate = None

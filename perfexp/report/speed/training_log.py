@@ -160,9 +160,9 @@ def of_text(text: str, *, whole: bool = True) -> Parsed | None:
         return Mark.START
     if _CHECKPOINT.search(text):
         return Mark.PAUSE
-    for what, pattern in FAILURES.items():
+    for kind, pattern in FAILURES.items():
         if pattern.search(text):
-            return Failure(what, text.strip())
+            return Failure(kind, text.strip())
     return None
 
 
@@ -496,12 +496,12 @@ def _neighboring_facts(path: Path) -> Iterator[Facts]:
 
     A JSON log lacks most facts, but mmengine and mmcv write these files beside it.
     """
-    here = path.absolute().parent
-    if here.name == "vis_data":
+    log_folder = path.absolute().parent
+    if log_folder.name == "vis_data":
         with suppress(OSError):
-            config = foreign.read_bytes(here / "config.py")[:_LONGEST]
+            config = foreign.read_bytes(log_folder / "config.py")[:_LONGEST]
             yield Head(config=config.decode(errors="replace")).facts()
-        texts = [here.parent / f"{here.parent.name}.log"]
+        texts = [log_folder.parent / f"{log_folder.parent.name}.log"]
     else:
         texts = [path.with_suffix("")] if path.name.endswith(".log.json") else []
     for file in texts:

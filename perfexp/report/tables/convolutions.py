@@ -77,9 +77,9 @@ def sentences(record: Record) -> list[str]:
     fields = varying(key for key, _ in raced)
     texts = []
     for key, timed in raced:
-        place = f"{label(key, fields)}: " if fields else ""
+        prefix = f"{label(key, fields)}: " if fields else ""
         for text in _sentences_of_point(timed, has_no_tf32=has_no_tf32):
-            texts.append(place + text)
+            texts.append(prefix + text)
     return texts
 
 
@@ -165,11 +165,11 @@ def _sentences_of_point(timed: list[LayerPass], *, has_no_tf32: bool) -> Iterato
     by_pass: dict[str, list[LayerPass]] = {}
     for layer_pass in timed:
         by_pass.setdefault(layer_pass[1]["which"], []).append(layer_pass)
-    for which, raced in by_pass.items():
+    for pass_name, raced in by_pass.items():
         chosen = Counter(one_pass["selected"] for _, one_pass in raced)
         times = ", ".join(f"{name} {_text(interval)}" for name, interval in sums(raced).items())
         engines = ", ".join(f"{count} {engine}" for engine, count in chosen.most_common())
-        text = f"{which.replace('_', ' ')}: {engines}; sum of the layers alone: {times}"
+        text = f"{pass_name.replace('_', ' ')}: {engines}; sum of the layers alone: {times}"
         yield text + _remarks(raced, has_no_tf32)
 
 

@@ -132,19 +132,19 @@ def epochs(analysis: Analysis) -> list[Line]:
     lines: list[Line] = []
     for point in analysis.record.points:
         for epoch in point.epochs:
-            place = {"replicate": point.key.replicate, "epoch": epoch.number}
-            lines.append({**columns_of(analysis.about, point.key), **place, **epoch.figures})
+            epoch_key = {"replicate": point.key.replicate, "epoch": epoch.number}
+            lines.append({**columns_of(analysis.about, point.key), **epoch_key, **epoch.figures})
     return lines
 
 
-def sweep(whole: SweepAnalysis) -> list[Line]:
+def sweep(sweep_analysis: SweepAnalysis) -> list[Line]:
     """Return a line for each point in each run of a sweep, with the varying axes first.
 
     A run without points also has a line. The sweep writes them as sweep.csv.
     """
     lines: list[Line] = []
-    for child, analysis in whole.runs:
-        further = [whole.slower[child.job]] if child.job in whole.slower else []
+    for child, analysis in sweep_analysis.runs:
+        further = [sweep_analysis.slower[child.job]] if child.job in sweep_analysis.slower else []
         points = overall(analysis, further) if analysis else []
         ending: Line = {"status": child.status.value, "error": child.error}
         for point in points or [ending]:
@@ -240,8 +240,8 @@ def identity_of(record: Record, folder: Path) -> Line:
     Unknown facts are None.
     """
     line: Line = {"run_uid": record.uid, "run_name": record.name, "folder": folder.as_posix()}
-    for name, place in _FACTS.items():
-        fact = fact_at(record.environment, place)
+    for name, fact_path in _FACTS.items():
+        fact = fact_at(record.environment, fact_path)
         line[name] = None if fact is None else str(fact)
     is_dirty = str(fact_at(record.environment, "git.dirty"))
     line["git_dirty"] = {"True": True, "False": False}.get(is_dirty)

@@ -33,7 +33,10 @@ def of_run(analysis: Analysis, folder: Path, further: Sequence[Diagnostic] = ())
         further: diagnostics about the run that only its sweep reveals.
     """
     record, diagnostics, points = analysis.record, [], []
-    for raised in (*raised_diagnostics(analysis), *(Raised(diagnostics=(one,)) for one in further)):
+    for raised in (
+        *raised_diagnostics(analysis),
+        *(Raised(diagnostics=(diagnostic,)) for diagnostic in further),
+    ):
         diagnostics.append({**msgspec.to_builtins(raised.worst), "where": list(raised.where)})
     for line in flat.points(analysis, folder, further):
         for name in flat.IDENTITY:
@@ -54,18 +57,18 @@ def document(runs: Sequence[dict[str, Any]], **facts: Any) -> dict[str, Any]:
     return {"format": _FORMAT, **facts, "runs": list(runs)}
 
 
-def of_sweep(whole: SweepAnalysis, folder: Path) -> dict[str, Any]:
+def of_sweep(sweep_analysis: SweepAnalysis, folder: Path) -> dict[str, Any]:
     """Return a sweep's document; a run without a record has its error instead.
 
     Args:
         folder: absolute path of the sweep's folder.
     """
     measured, failed = list[dict[str, Any]](), list[dict[str, Any]]()
-    for child, analysis in whole.runs:
+    for child, analysis in sweep_analysis.runs:
         if analysis is None:
             failed.append({"name": child.name, "status": child.status.value, "error": child.error})
             continue
-        further = [whole.slower[child.job]] if child.job in whole.slower else []
+        further = [sweep_analysis.slower[child.job]] if child.job in sweep_analysis.slower else []
         measured.append(of_run(analysis, run_folder(child, folder), further))
     return document([*measured, *failed], sweep=str(folder))
 

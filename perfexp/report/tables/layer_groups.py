@@ -115,8 +115,8 @@ def _parts(point: Point) -> list[_Part]:
 
     All groupings in this module start from them.
     """
-    whole, start = _sum_of_lines(point), 0.0
-    scale = call_seconds(point) / whole if whole else 1.0
+    sum_of_lines, start = _sum_of_lines(point), 0.0
+    scale = call_seconds(point) / sum_of_lines if sum_of_lines else 1.0
     parts: list[_Part] = []
     for line in point.facts["layers"]["lines"]:
         gap, seconds = scale * gap_of(line), scale * seconds_of(line)
@@ -235,16 +235,18 @@ def _stretches(parts: Sequence[_Part], depth: int, *, is_below: bool) -> list[St
         is_below: whether a row above shows the names before the last.
     """
     row = []
-    for (which, beginning), group in groupby(
+    for (pass_name, beginning), group in groupby(
         parts, key=lambda part: (part.which, _beginning(part, depth))
     ):
         members = list(group)
-        name = label = one_line(beginning or which)
+        name = label = one_line(beginning or pass_name)
         if is_below:
             label = name.rpartition(".")[2]
         seconds = sum(part.gap + part.seconds for part in members)
         row.append(
-            Stretch(name=name, label=label, which=which, start=members[0].start, seconds=seconds)
+            Stretch(
+                name=name, label=label, which=pass_name, start=members[0].start, seconds=seconds
+            )
         )
     return row
 

@@ -87,14 +87,16 @@ def rows(analysis: Analysis) -> list[LayerRow]:
         profiled = point.facts["layers"]["lines"]
         around = _paths_around(line["key"] or {} for line in profiled)
         for line in profiled:
-            place = line["key"] or {}
-            own_passes = passes.get((place.get("path"), place.get("which")), [])
+            row_key = line["key"] or {}
+            own_passes = passes.get((row_key.get("path"), row_key.get("which")), [])
             cells = _line(line, point_columns, own_passes, joules)
             is_own = bool(own_passes) and all(map(_is_own, own_passes))
             if about.algorithm == "default":
                 is_own = True
             is_own = is_own and not _ran_another(cells)
-            table_rows.append(LayerRow(line=cells, is_leaf=_is_leaf(place, around), is_own=is_own))
+            table_rows.append(
+                LayerRow(line=cells, is_leaf=_is_leaf(row_key, around), is_own=is_own)
+            )
     return table_rows
 
 
@@ -112,7 +114,7 @@ def _line(
         own_passes: facts about the convolution passes that the layer computes.
         joules: energy per call, apportioned by share; None if unknown.
     """
-    place, geometry, seconds = line["key"] or {}, line["convolution"] or {}, line["seconds"]
+    key, geometry, seconds = line["key"] or {}, line["convolution"] or {}, line["seconds"]
     engines = dict.fromkeys(one_pass["selected"] for one_pass in own_passes)
     kernels = (f"{count:g} × {name}" for name, count in line["kernels"].items())
     cells: Line = {
@@ -124,9 +126,9 @@ def _line(
         "percentage": line["share"] * 1e2,
         **point_columns,
         "kind": line["kind"],
-        "pass": place.get("which"),
-        "call": place.get("call"),
-        "operation": place.get("operation"),
+        "pass": key.get("which"),
+        "call": key.get("call"),
+        "operation": key.get("operation"),
         "p50_ms": seconds_of(line) * 1e3,
         "p50_ci95_low_ms": to_ms(seconds["low"]),
         "p50_ci95_high_ms": to_ms(seconds["high"]),
@@ -184,7 +186,7 @@ def table(record: Record) -> tuple[str, Grid] | None:
     layers = layer_groups.merged(point) if point else []
     if point is None or not layers:
         return None
-    whole = layer_groups.call_seconds(point)
+    call_time = layer_groups.call_seconds(point)
     columns = [
         Column("share"),
         Column("time"),
@@ -194,7 +196,7 @@ def table(record: Record) -> tuple[str, Grid] | None:
     ]
     cells = []
     for layer in layers[:_TOP]:
-        share, time = f"{layer.share * 1e2:.1f} %", format_seconds(layer.share * whole)
+        share, time = f"{layer.share * 1e2:.1f} %", format_seconds(layer.share * call_time)
         cells.append((share, time, layer.which, layer.kind, layer.label))
     grid = Grid.of_cells(columns, cells)
     if disagreement(point) is not None:
@@ -202,7 +204,7 @@ def table(record: Record) -> tuple[str, Grid] | None:
     title = f"the top {len(cells)} of {len(layers)} rows"
     if fields := varying(other.key for other in points(record)):
         title += f" of {label(timed_key(point.key), fields)}"
-    basis = doubt_text(point) or f"100 % is a call of {format_seconds(whole)}"
+    basis = doubt_text(point) or f"100 % is a call of {format_seconds(call_time)}"
     return f"{title}, identical ones together, gaps before them included; {basis}", grid
 
 
@@ -218,8 +220,8 @@ def _passes(timed: Point | None) -> dict[tuple[str | None, str | None], list[Map
     """
     passes: dict[tuple[str | None, str | None], list[Mapping[str, Any]]] = defaultdict(list)
     for layer, one_pass in races.passes(timed) if timed else ():
-        which = "forward" if one_pass["which"] == "forward" else "backward"
-        passes[layer["name"], which].append(one_pass)
+        direction = "forward" if one_pass["which"] == "forward" else "backward"
+        passes[layer["name"], direction].append(one_pass)
     return passes
 
 
@@ -277,16 +279,16 @@ def with_winners(competing: Sequence[LayerRow]) -> list[Line]:
     fastest: dict[tuple[Cell, ...], LayerRow] = {}
     algorithms: dict[tuple[Cell, ...], set[Cell]] = defaultdict(set)
     for row in sorted(competing, key=_milliseconds):
-        place = _comparable(row.line)
-        algorithms[place].add(row.line["algorithm"])
+        layer = _comparable(row.line)
+        algorithms[layer].add(row.line["algorithm"])
         if row.is_leaf and row.is_own and _milliseconds(row):
-            fastest.setdefault(place, row)
+            fastest.setdefault(layer, row)
     lines_with_winners: list[Line] = []
     for row in competing:
-        place = _comparable(row.line)
+        layer = _comparable(row.line)
         winner: Line = {"fastest_algorithm": None, "p50_over_fastest": None}
-        if row.is_leaf and place in fastest and len(algorithms[place]) > 1:
-            best = fastest[place]
+        if row.is_leaf and layer in fastest and len(algorithms[layer]) > 1:
+            best = fastest[layer]
             winner["fastest_algorithm"] = best.line["algorithm"]
             if row.is_own and _milliseconds(row):
                 winner["p50_over_fastest"] = _milliseconds(row) / _milliseconds(best)

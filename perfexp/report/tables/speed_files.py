@@ -48,7 +48,7 @@ def where(record: Record, folder: Path) -> list[tuple[Speed, Path | None]]:
     places = list(filter(None, (_speed_dir(record, folder.absolute()), folder)))
     trainings = []
     for speed in of_record(record, folder):
-        files = (_own(speed, place) for place in places)
+        files = (_own(speed, path) for path in places)
         trainings.append((speed, next(filter(None, files), None)))
     return trainings
 

@@ -51,7 +51,7 @@ class Tracker:
         """
         return None
 
-    def publish_sweep(self, whole: SweepAnalysis, folder: Path) -> str | None:
+    def publish_sweep(self, sweep_analysis: SweepAnalysis, folder: Path) -> str | None:
         """Send a sweep summary, finished or not, as `publish` does.
 
         Its runs are sent separately.

@@ -186,15 +186,15 @@ def sendable(artifacts: Iterable[Artifact], folder: Path) -> tuple[list[Upload],
         parts = PurePosixPath(artifact.path).parts
         name = safe_name("-".join(part for part in parts if part not in (kind, DETAILS)))
         source = str(folder.absolute() / artifact.path)
-        place = f"{kind}/{name}".lstrip("/")
+        target = f"{kind}/{name}".lstrip("/")
         if reason := _refusal(artifact.path, folder):
             skipped[artifact.path] = reason
-        elif place in uploads:
-            skipped[artifact.path] = f"{place} is there already"
+        elif target in uploads:
+            skipped[artifact.path] = f"{target} is there already"
         elif source in sources:
             skipped[artifact.path] = "it is named twice"
         else:
-            uploads[place] = Upload(source=source, folder=kind, name=name)
+            uploads[target] = Upload(source=source, folder=kind, name=name)
             sources.add(source)
     return list(uploads.values()), skipped
 

@@ -143,7 +143,7 @@ def sweep_tags(first: Record) -> dict[str, str]:
     return facts | own_tags(first.plan)
 
 
-def winner_tags(whole: SweepAnalysis) -> dict[str, str]:
+def winner_tags(sweep_analysis: SweepAnalysis) -> dict[str, str]:
     """Return tags that name a sweep's fastest runs, by the verdicts in its table.
 
     * `perfexp.best`: the fastest run.
@@ -155,12 +155,12 @@ def winner_tags(whole: SweepAnalysis) -> dict[str, str]:
     parentheses. There are no tags if the runs share no point. They are set once all runs of the
     sweep have ended.
     """
-    winners = sweep_verdicts.winners(whole)
+    winners = sweep_verdicts.winners(sweep_analysis)
     fields = varying(winner.key for winner in winners)
     names = ("best", "best_ties", "best_undecided", "best_by")
     places: dict[str, dict[str, list[str]]] = {name: {} for name in names}
     for winner in winners:
-        where = " · ".join(
+        point_text = " · ".join(
             filter(None, (winner.model, label(winner.key, fields) if fields else ""))
         )
         best = winner.best and _axes_text(winner.best, winner)
@@ -169,7 +169,7 @@ def winner_tags(whole: SweepAnalysis) -> dict[str, str]:
         texts["best_ties" if best else "best_undecided"] = others
         for name, text in texts.items():
             if text:
-                places[name].setdefault(text, []).append(where)
+                places[name].setdefault(text, []).append(point_text)
     tags = {}
     for name, by_text in places.items():
         if by_text:
@@ -188,9 +188,9 @@ def _with_places(name: str, places: Mapping[str, Collection[str]], num_points: i
         num_points: number of all places.
     """
     texts = []
-    for text, where in places.items():
-        if name != "best_by" and len(where) != num_points:
-            text += f" ({', '.join(where)})"
+    for text, points in places.items():
+        if name != "best_by" and len(points) != num_points:
+            text += f" ({', '.join(points)})"
         texts.append(text)
     return " | ".join(texts)
 
@@ -245,8 +245,8 @@ def fact(environment: dict[str, Any], name: str) -> str:
 
 def _first(environment: dict[str, Any], places: Iterable[str]) -> str:
     """Return the first text or number at these dotted places as text; empty if there is none."""
-    for place in places:
-        text = fact_at(environment, place)
+    for fact_path in places:
+        text = fact_at(environment, fact_path)
         if isinstance(text, str | int | float):
             return str(text)
     return ""
@@ -266,20 +266,20 @@ def of_run(analysis: Analysis, skipped: Mapping[str, str]) -> str:
 
 def of_points(part: Analysis) -> str:
     """Return a nested run's description: its points' figures. The full report is with the run."""
-    whole = f"A part of the run {escape_markdown(part.record.name)}."
-    return _note({}, overview.points(part).markdown(), whole)
+    origin = f"A part of the run {escape_markdown(part.record.name)}."
+    return _note({}, overview.points(part).markdown(), origin)
 
 
-def of_sweep(whole: SweepAnalysis) -> str:
+def of_sweep(sweep_analysis: SweepAnalysis) -> str:
     """Return a sweep's description: how many runs have ended, results, and how to repeat it."""
-    sweep, program = whole.sweep, ("python", "-m", "perfexp")
-    again = line_to_type(sweep.command, program, in_turn=sweep.in_turn)
+    sweep, program = sweep_analysis.sweep, ("python", "-m", "perfexp")
+    command = line_to_type(sweep.command, program, in_turn=sweep.in_turn)
     return _note(
-        whole.analyses[0].record.plan if whole.analyses else {},
+        sweep_analysis.analyses[0].record.plan if sweep_analysis.analyses else {},
         *_parts(
-            *sections.of_sweep(whole),
-            Section("not measured", sweep_summary.child_failures(whole)),
-            sections.to_repeat(again),
+            *sections.of_sweep(sweep_analysis),
+            Section("not measured", sweep_summary.child_failures(sweep_analysis)),
+            sections.to_repeat(command),
         ),
     )
 
@@ -310,8 +310,8 @@ def breakable(text: str) -> str:
 def _broken(word: re.Match[str]) -> str:
     """Return a word with zero-width spaces where a browser may break it."""
     characters = _CHARACTER.findall(word[0])
-    for place in range(_WORD, len(characters), _WORD):
-        characters[place] = f"&#8203;{characters[place]}"
+    for index in range(_WORD, len(characters), _WORD):
+        characters[index] = f"&#8203;{characters[index]}"
     return "".join(characters)
 
 

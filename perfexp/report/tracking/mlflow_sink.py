@@ -137,9 +137,9 @@ class MlflowSink(Tracker):
         start_sender()  # imports MLflow while the payload is built
         return self._send(payload.of_run(analysis, folder), self._again(folder))
 
-    def publish_sweep(self, whole: SweepAnalysis, folder: Path) -> str:
+    def publish_sweep(self, sweep_analysis: SweepAnalysis, folder: Path) -> str:
         """Send a sweep summary; see `Tracker.publish_sweep`."""
-        return self._send(payload.of_sweep(whole, folder), self._again(folder))
+        return self._send(payload.of_sweep(sweep_analysis, folder), self._again(folder))
 
     def publish_comparison(
         self, comparison: Comparison, records: Sequence[Sequence[Record]], folder: Path

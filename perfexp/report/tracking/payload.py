@@ -110,13 +110,13 @@ def of_run(analysis: Analysis, folder: Path) -> Payload:
     )
 
 
-def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
+def of_sweep(sweep_analysis: SweepAnalysis, folder: Path) -> Payload:
     """Return a sweep's summary as the parent run for its runs, which are sent separately.
 
     Parameters and the winner are set once all runs have ended.
     """
-    sweep = whole.sweep
-    records = [one.record for one in whole.analyses]
+    sweep = sweep_analysis.sweep
+    records = [analysis.record for analysis in sweep_analysis.analyses]
     paths = SweepPaths(folder)
     kinds = {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}
     files = []
@@ -126,9 +126,11 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
     num_finished = sum(child.status is Status.OK for child in sweep.children)
     is_whole = len(sweep.children) == sweep.jobs
     ended = to_ms(max((record.ended for record in records), default=sweep.started)) or 0
-    table = list(itertools.chain.from_iterable(one.rows for one in whole.analyses))
+    table = list(
+        itertools.chain.from_iterable(analysis.rows for analysis in sweep_analysis.analyses)
+    )
     metrics, notes = sendable_figures(best_figures(table), lambda _: ended)
-    points, first_tags = table_of(flat.sweep(whole) if records else [])
+    points, first_tags = table_of(flat.sweep(sweep_analysis) if records else [])
     tags = {
         "perfexp.expected": "" if sweep.jobs is None else str(sweep.jobs),
         "perfexp.finished": str(num_finished),
@@ -139,7 +141,7 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
     params: dict[str, str] = {}
     if is_whole:  # MLflow never changes a parameter
         params = descriptions.params_of_sweep(sweep, records)
-        tags |= descriptions.winner_tags(whole)
+        tags |= descriptions.winner_tags(sweep_analysis)
     experiment = DEFAULT_EXPERIMENT
     if records:
         experiment = _experiment(records[0])
@@ -155,7 +157,7 @@ def of_sweep(whole: SweepAnalysis, folder: Path) -> Payload:
         params=params,
         tags=descriptions.tags(tags),
         first_tags=first_tags,
-        note=descriptions.of_sweep(whole),
+        note=descriptions.of_sweep(sweep_analysis),
         files=[*sendable(files, folder)[0], *points],
     )
 
@@ -171,9 +173,9 @@ def of_comparison(
         records: records per side, the baseline first.
         folder: the comparison's folder.
     """
-    whole = list(itertools.chain.from_iterable(records))
-    started = min(record.started for record in whole)
-    ended = max(record.ended or record.started for record in whole)
+    all_records = list(itertools.chain.from_iterable(records))
+    started = min(record.started for record in all_records)
+    ended = max(record.ended or record.started for record in all_records)
     time_ms = to_ms(ended) or 0
     steps: dict[str, int] = {}
     metrics, counts = [], Counter[str]()
@@ -189,8 +191,10 @@ def of_comparison(
     tags = {"perfexp.version": comparison.perfexp_version, "mlflow.source.name": "perfexp"}
     uids = list[list[str]]()
     for side, of_side in zip(comparison.sides, records, strict=True):
-        tags[f"perfexp.side.{side.name}"] = " ".join(f"{one.name} ({one.uid})" for one in of_side)
-        uids.append([safe_uid(one.uid) for one in of_side])
+        tags[f"perfexp.side.{side.name}"] = " ".join(
+            f"{measured_record.name} ({measured_record.uid})" for measured_record in of_side
+        )
+        uids.append([safe_uid(measured_record.uid) for measured_record in of_side])
     uid = hashlib.sha256(json.dumps([uids, comparison.margin]).encode()).hexdigest()
     files = [Artifact(path=file.name, kind="") for file in sorted(folder.glob("comparison.*"))]
     return Payload(
@@ -230,7 +234,7 @@ def epochs_of(point: Point, seconds: float) -> list[Figure]:
         seconds: duration of earlier epochs, which the point does not contain.
     """
     ends = ends_of_epochs(point, seconds)
-    return sendable_figures(of_epochs(point), lambda one: ends[one.step])[0]
+    return sendable_figures(of_epochs(point), lambda figure: ends[figure.step])[0]
 
 
 def _children(record: Record, parts: Sequence[PointRun]) -> list[Payload]:
@@ -382,7 +386,7 @@ def sendable_figures(
         "perfexp.dropped_metrics": reasons(dropped),
         "perfexp.estimated_metrics": ", ".join(estimated),
     }
-    return [one for one in sent.values() if one.name not in outdated], tags
+    return [figure for figure in sent.values() if figure.name not in outdated], tags
 
 
 def _outdated(sent: Iterable[tuple[str, int]]) -> list[str]:
@@ -418,7 +422,7 @@ def end_times(record: Record) -> Callable[[Charted], int]:
             ends[key, None] = max(end, ends.get((key, None), 0))
         for number, epoch_end in ends_of_epochs(point).items():
             ends[point.key, number] = epoch_end
-    return lambda one: ends[one.key, one.step if one.group == "epoch" else None]
+    return lambda figure: ends[figure.key, figure.step if figure.group == "epoch" else None]
 
 
 def ends_of_epochs(point: Point, seconds: float = 0.0) -> dict[int, int]:
@@ -462,7 +466,7 @@ def best_figures(table: Sequence[Row]) -> Iterator[Charted]:
                 is_estimated = median.low is None
                 yield Charted("best", name, milliseconds, row.key, 0, estimated=is_estimated)
         if rated := [(rate, row) for row in rows if (rate := row.samples_per_second)]:
-            rate, row = max(rated, key=lambda one: one[0].value)
+            rate, row = max(rated, key=lambda pair: pair[0].value)
             name, is_estimated = f"{prefix}samples_per_second", rate.low is None
             yield Charted("best", name, rate.value, row.key, 0, estimated=is_estimated)
 

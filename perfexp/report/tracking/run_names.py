@@ -134,7 +134,7 @@ def _of_axes(counts: Mapping[str, str], records: Sequence[Record]) -> str:
         part = _part(axis)
         usual = f"{part}s" if part else axis.rpartition(".")[2]
         nouns.append(f"{count}{_NOUNS.get(part or axis, usual)}")
-    words = [_fixed(_words(one, _timed(one)), counts) for one in records]
+    words = [_fixed(_words(record, _timed(record)), counts) for record in records]
     common = Counter(itertools.chain.from_iterable(map(dict.fromkeys, words)))
     shared = [word for word, number in common.items() if number == len(words)]
     return _with(_cut(" × ".join(nouns), LENGTH), shared)
@@ -190,11 +190,11 @@ def _fixed(words: Mapping[str, str], axes: Iterable[str]) -> list[str]:
     Inference is the usual mode, so its word comes last and is dropped first.
     """
     shown = set(map(_part, axes))
-    rest = []
+    varying = []
     for part, word in words.items():
         if part not in shown and word and word not in _USUAL:
-            rest.append(word)
-    return sorted(rest, key=lambda word: word == _INFERENCE)
+            varying.append(word)
+    return sorted(varying, key=lambda word: word == _INFERENCE)
 
 
 def _varying(words: Mapping[str, str], axes: Mapping[str, str]) -> list[str]:
@@ -228,9 +228,9 @@ def _fitted(words: Mapping[str, str], axes: Mapping[str, str], first: Sequence[s
     for word in (*varying, *fixed):
         if word and (word in varying or word != _INFERENCE):
             texts[word] = word
-    whole = [*first, words["precision"], words["execution"]]
-    whole += (words["input_size"], words["batch_size"])
-    long = [word for word in reversed(texts) if word not in whole]
+    required = [*first, words["precision"], words["execution"]]
+    required += (words["input_size"], words["batch_size"])
+    long = [word for word in reversed(texts) if word not in required]
     for word in long:
         least = _SHORTEST_AXIS if word in varying else _SHORTEST
         length = max(least, len(word) + LENGTH - len(" ".join(texts.values())))

@@ -150,23 +150,25 @@ def next_request(
     Args:
         deliver: sends epochs and returns an answer.
     """
-    waiting: Epochs | None = None
+    held_request: Epochs | None = None
     due, pause, has_failed = 0.0, 0.0, False
     while True:
         try:
-            request = requests.get(timeout=max(due - time.monotonic(), 0.0) if waiting else None)
+            request = requests.get(
+                timeout=max(due - time.monotonic(), 0.0) if held_request else None
+            )
         except queue.Empty:
-            assert waiting is not None
+            assert held_request is not None
             begin = time.monotonic()
-            has_failed = "error" in deliver(waiting)
-            end, waiting = time.monotonic(), None
+            has_failed = "error" in deliver(held_request)
+            end, held_request = time.monotonic(), None
             due, pause = end + pause * (end - begin), (1 - _SHARE) / _SHARE
             continue
         if not isinstance(request, Epochs):
             return request
-        if waiting:
-            request.payload.figures[:0] = waiting.payload.figures
-        waiting = None if has_failed else request
+        if held_request:
+            request.payload.figures[:0] = held_request.payload.figures
+        held_request = None if has_failed else request
 
 
 def send(delivery: Delivery) -> str:
@@ -387,13 +389,13 @@ def upload(client: MlflowClient, run_id: str, files: Sequence[Upload], uri: str)
     """
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-    place = str(client.get_run(run_id).info.artifact_uri)
-    if is_foreign_place(place, uri):
+    artifact_uri = str(client.get_run(run_id).info.artifact_uri)
+    if is_foreign_place(artifact_uri, uri):
         raise TrackingFailed(
-            f"it wants files at {place.partition(':')[0][:20]}:…, outside of the store, where "
-            "none are sent (a server: start it with --serve-artifacts)"
+            f"it wants files at {artifact_uri.partition(':')[0][:20]}:…, outside of the store, "
+            "where none are sent (a server: start it with --serve-artifacts)"
         )
-    repository = get_artifact_repository(place, tracking_uri=uri)
+    repository = get_artifact_repository(artifact_uri, tracking_uri=uri)
     with tempfile.TemporaryDirectory(prefix="perfexp-") as folder:
         for file in files:
             source = Path(file.source or f"{folder}/{file.name}")
@@ -431,13 +433,13 @@ def fetch(request: Fetch) -> str:
         )
     files: list[str] = []
     for number, stored_run in enumerate(runs):
-        place = str(stored_run.info.artifact_uri)
-        if is_foreign_place(place, request.uri):
+        artifact_uri = str(stored_run.info.artifact_uri)
+        if is_foreign_place(artifact_uri, request.uri):
             raise TrackingFailed(
-                f"its files are at {place.partition(':')[0][:20]}:…, outside of the store"
+                f"its files are at {artifact_uri.partition(':')[0][:20]}:…, outside of the store"
             )
         (folder := Path(request.folder, str(number))).mkdir()
-        repository = get_artifact_repository(place, tracking_uri=request.uri)
+        repository = get_artifact_repository(artifact_uri, tracking_uri=request.uri)
         repository.list_artifacts = lambda *_: []  # a record is a file, whatever it says
         with _limited_files(MAX_BYTES - sum(Path(file).stat().st_size for file in files)):
             files.append(repository.download_artifacts(_RECORD, str(folder)))

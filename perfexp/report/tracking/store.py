@@ -135,7 +135,7 @@ def _fault(uri: str) -> str | None:
     Such a URI is refused before anything is measured. Texts never repeat the URI, which may hold a
     password.
     """
-    scheme, separator, rest = uri.partition("://")
+    scheme, separator, address = uri.partition("://")
     kind = scheme.partition("+")[0]
     if not uri.isprintable():
         return "it has characters that do not print"
@@ -153,7 +153,7 @@ def _fault(uri: str) -> str | None:
     if not separator or (scheme not in plugins and kind not in _KINDS):
         return "MLflow has no store of this kind"
     if not is_server(uri):
-        if rest:
+        if address:
             return None
         return "the database is missing"
     try:
@@ -241,21 +241,21 @@ def is_default(uri: str) -> bool:
     return file is not None and file.parts[-2:] == ("outputs", "mlflow.db")
 
 
-def is_foreign_place(place: str, uri: str) -> bool:
+def is_foreign_place(artifact_uri: str, uri: str) -> bool:
     """Return whether artifacts would leave the store.
 
     A server's artifacts must not go to another host, a default database's not to another folder.
     Databases that the user named may keep artifacts in any folder or object store.
     """
-    scheme, _, rest = place.partition(":")
+    scheme, _, after_scheme = artifact_uri.partition(":")
     if is_server(uri):
         hosts = ("", urlsplit(uri).netloc.rpartition("@")[2])
-        is_elsewhere = rest.startswith("//") and urlsplit(rest).netloc not in hosts
+        is_elsewhere = after_scheme.startswith("//") and urlsplit(after_scheme).netloc not in hosts
         return scheme not in _OBJECT_STORES and (scheme != "mlflow-artifacts" or is_elsewhere)
-    folder, is_path = artifact_folder(uri), scheme in ("file", place) or "/" in scheme
+    folder, is_path = artifact_folder(uri), scheme in ("file", artifact_uri) or "/" in scheme
     if folder is None or not is_default(uri):
         return not is_path and scheme not in _OBJECT_STORES
-    path = Path(unquote(urlsplit(place).path)) if scheme == "file" else Path(place)
+    path = Path(unquote(urlsplit(artifact_uri).path)) if scheme == "file" else Path(artifact_uri)
     return not is_path or not path.resolve().is_relative_to(folder.resolve())
 
 

@@ -241,10 +241,10 @@ def submit(
     paths.make_job_logs()
     paths.claim(paths.jobs)
     most = slurm.max_array_size()
-    alike: dict[str, list[SweepElement]] = {}
+    groups: dict[str, list[SweepElement]] = {}
     for run in runs:
-        alike.setdefault(repr((run.requests, run.cluster)), []).append(run)
-    for group in alike.values():
+        groups.setdefault(repr((run.requests, run.cluster)), []).append(run)
+    for group in groups.values():
         for start in range(0, len(group), most):
             array = group[start : start + most]
             script = _script(array, paths, settings)
@@ -336,10 +336,10 @@ def dependency(after: Any) -> list[str]:
             f"succeed ({first.name}: {first.state}{why}). Repeat that sweep, or leave "
             "hydra.launcher.after out."
         )
-    waiting = sorted({state.job for state in states if state.state is not JobState.done})
-    if not waiting:
+    unfinished_jobs = sorted({state.job for state in states if state.state is not JobState.done})
+    if not unfinished_jobs:
         return []
-    return [f"--dependency=afterok:{':'.join(waiting)}"]
+    return [f"--dependency=afterok:{':'.join(unfinished_jobs)}"]
 
 
 def _sweep(text: str) -> tuple[Sweep, Path]:

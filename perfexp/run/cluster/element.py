@@ -68,10 +68,10 @@ class SweepElement:
         shows whether this command's process has written a record.
         """
         try:
-            found = RunPaths(self.assignment.folder).record.stat()
+            status = RunPaths(self.assignment.folder).record.stat()
         except OSError:
             return None
-        return found.st_ino, found.st_mtime_ns
+        return status.st_ino, status.st_mtime_ns
 
     def record(self) -> Record | None:
         """Return the record in the run folder; None if it is missing or unreadable.
@@ -150,6 +150,7 @@ class Campaign(ABC):
             ended: called with each run that has ended.
         """
         sweep_run.expect([run.assignment for run in self.runs])
+        # a record with another version was written by this command's process
         for run in self.runs:
             run.earlier = run.version
         return self._measure(unfinished(self.runs, console, ended), sweep_run, console, ended)
@@ -191,10 +192,10 @@ def overrides_of(command: Sequence[str], *, sends: bool) -> list[str]:
         sends: whether the run's own process sends the record; otherwise tracking is turned off.
     """
     left_out = ("output_dir",) if sends else ("output_dir", "tracking")
-    kept = [text for text in command if key_of(text).split(".")[0] not in left_out]
+    overrides = [text for text in command if key_of(text).split(".")[0] not in left_out]
     if sends:
-        return kept
-    return [*kept, "tracking=none"]
+        return overrides
+    return [*overrides, "tracking=none"]
 
 
 class Element:
@@ -285,8 +286,10 @@ def of_arguments(arguments: Sequence[str]) -> tuple[list[str], Element | None]:
 
     The element is None without `--of-sweep`. `main` calls this for every command line.
     """
-    own = [text for text in arguments if text.partition("=")[0] in (OF_SWEEP, PARENT, REQUEUE)]
-    values = dict(text.partition("=")[::2] for text in own)
+    sweep_arguments = [
+        text for text in arguments if text.partition("=")[0] in (OF_SWEEP, PARENT, REQUEUE)
+    ]
+    values = dict(text.partition("=")[::2] for text in sweep_arguments)
     if OF_SWEEP not in values:
         return list(arguments), None
     parent = values.get(PARENT)
@@ -295,4 +298,4 @@ def of_arguments(arguments: Sequence[str]) -> tuple[list[str], Element | None]:
     )
     if parent:
         lifeline.die_with(int(parent))
-    return [text for text in arguments if text not in own], element
+    return [text for text in arguments if text not in sweep_arguments], element

@@ -87,14 +87,14 @@ def load(paths: SweepPaths) -> dict[int, SubmittedRun]:
 
     `states` and `perfexp cluster logs` read it.
     """
-    found: dict[int, SubmittedRun] = {}
+    submitted: dict[int, SubmittedRun] = {}
     with suppress(OSError):
         for line in foreign.read_bytes(paths.jobs, _MOST_BYTES).splitlines():
             with suppress(*foreign.DECODING_ERRORS):
                 entry = msgspec.json.decode(line, type=SubmittedRun)
                 if _JOB.fullmatch(entry.job):
-                    found[entry.run] = entry
-    return found
+                    submitted[entry.run] = entry
+    return submitted
 
 
 class JobState(StrEnum):
@@ -201,6 +201,7 @@ def states(
     has_ended = {
         run for run, head in heads.items() if head and head.status is not Status.INTERRUPTED
     }
+    # only jobs that left the queue without a final record need the accounting
     if not unreachable and any(
         entry.job not in jobs for run, entry in entries.items() if run not in has_ended
     ):
@@ -274,6 +275,7 @@ def _state(
     if not submitted:
         return JobState.unsubmitted, ""
     if job is _NO_JOB:
+        # some process measures it, although SLURM lists no job
         if RunPaths(folder).in_use():
             return JobState.running, ""
         if unreachable:
@@ -283,6 +285,7 @@ def _state(
     if job.state == "CANCELLED":
         return JobState.cancelled, ""
     is_lost = job.state == "COMPLETED"
+    # NFS may show the record on this machine a little later
     if is_lost and _has_just_ended(job):
         return JobState.running, _NOT_VISIBLE
     refusal = run_status.refusal(RunPaths(folder).refusal)

@@ -161,11 +161,11 @@ def max_array_size() -> int:
 
     Larger groups of runs are submitted as several arrays.
     """
-    found = re.search(
+    match = re.search(
         r"^MaxArraySize\s*=\s*(\d+)", call("scontrol", "show", "config"), re.MULTILINE
     )
-    if found:
-        return int(found[1])
+    if match:
+        return int(match[1])
     return _MAX_ARRAY_SIZE
 
 
@@ -229,7 +229,7 @@ def accounted(name: str) -> dict[str, QueuedJob]:
 
     `job_states` asks for jobs that the queue does not list any more.
     """
-    found: dict[str, QueuedJob] = {}
+    jobs: dict[str, QueuedJob] = {}
     with suppress(UserError):
         form = "--format=JobID,State,ExitCode,NodeList,End,JobName"
         for line in call(
@@ -237,7 +237,7 @@ def accounted(name: str) -> dict[str, QueuedJob]:
         ).splitlines():
             job, state, code, node, ended, name = foreign.printable(line).split("|", 5)
             reason = f"exit code {code}" if code not in ("", "0:0") else ""
-            found[job] = QueuedJob(
+            jobs[job] = QueuedJob(
                 job, state.partition(" ")[0], reason, node, "", ended, name
             )  # such as "CANCELLED by 1000"
-    return found
+    return jobs

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
-from perfexp.devices.meters import DeviceMeters, PowerKind, none_because, together
+from perfexp.devices.meters import DeviceMeters, PowerKind, combine, none_because
 from perfexp.devices.meters.watch import Rules
 from perfexp.errors import UserError
 from perfexp.measuring.probes.energy import EnergyProcedure, rules_for
@@ -589,9 +589,9 @@ def test_devices_are_put_together_only_if_all_have_meters():
     one, other = (
         DeviceMeters(meters=(meter_of(device, steady(1.0), name=name),)) for name in ("a", "b")
     )
-    assert [meter.name for meter in together([one, other, one]).meters] == ["a", "b"]
-    assert together([one, none_because("hidden")]) == none_because("hidden")
-    assert not together([]).meters
+    assert [meter.name for meter in combine([one, other, one]).meters] == ["a", "b"]
+    assert combine([one, none_because("hidden")]) == none_because("hidden")
+    assert not combine([]).meters
 
 
 # --- the record ----------------------------------------------------------------------------------------------------
