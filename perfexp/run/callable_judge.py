@@ -46,8 +46,8 @@ _BLOCKS, _BLOCK_SECONDS, _LEAST_INPUTS, _MOST_INPUTS = 6, 0.05, 4, 40
 #: Longest wait for an answer, in seconds.
 _SILENCE_SECONDS = 600.0
 #: Time around the right side's calls that the judge's clock may show beyond the left's: shares of
-#: the calls' own time and of the left's time around its calls. Up to half of the blocks exceed it.
-_TIMED_SHARE, _UNTIMED_SHARE, _UNEXPLAINED_SHARE = 0.2, 0.05, 0.5
+#: the calls' own time and of the left's time around its calls. Up to three quarters of the blocks exceed it.
+_TIMED_SHARE, _UNTIMED_SHARE, _UNEXPLAINED_SHARE = 0.2, 0.05, 0.75
 #: Factor between calls with new and with repeated contents that shows a cache, if three quarters of
 #: the calls exceed it.
 _CACHE_FACTOR = 1.5
@@ -297,8 +297,8 @@ class _Judge:
     ) -> _Answer:
         """Let a side make calls, and have the stored results verified."""
         answer = side.ask("calls", seeds=seeds, shape=shape, check=check)
-        if answer["changed"]:
-            raise _Refused(f"{side.name} replaces {', '.join(answer['changed'][:3])}")
+        if names := side.ask("changed")["names"]:
+            raise _Refused(f"{side.name} replaces {', '.join(names[:3])}")
         reason = self._referee.ask(
             "verify", stored=answer["stored"], shape=shape, tolerance=self._tolerance
         )["reason"]
