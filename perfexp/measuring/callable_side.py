@@ -120,8 +120,8 @@ class Side:
     def changed(self) -> dict[str, Any]:
         """Return the `names` of functions that were replaced since the callable was imported.
 
-        The search, like a collection of garbage, takes longer in a process with more modules. They
-        are no part of `calls`, whose time the judge compares between the sides.
+        The search, like a collection of garbage, takes longer in a process with more modules. It is
+        therefore outside of `calls`, whose time the judge compares between the sides.
         """
         gc.collect()
         now = self._watched_functions()

@@ -46,7 +46,8 @@ _BLOCKS, _BLOCK_SECONDS, _LEAST_INPUTS, _MOST_INPUTS = 6, 0.05, 4, 40
 #: Longest wait for an answer, in seconds.
 _SILENCE_SECONDS = 600.0
 #: Time around the right side's calls that the judge's clock may show beyond the left's: shares of
-#: the calls' own time and of the left's time around its calls. Up to three quarters of the blocks exceed it.
+#: the calls' own time and of the left's time around its calls. Three quarters of the blocks may
+#: exceed it.
 _TIMED_SHARE, _UNTIMED_SHARE, _UNEXPLAINED_SHARE = 0.2, 0.05, 0.75
 #: Factor between calls with new and with repeated contents that shows a cache, if three quarters of
 #: the calls exceed it.
