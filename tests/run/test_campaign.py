@@ -71,11 +71,11 @@ def sweep(tmp_path, monkeypatch, capsys):
     )
     monkeypatch.setattr(mlflow_sink, "start_sender", lambda: None)
 
-    def run(folder, *arguments):
+    def run(folder, *arguments, code=0):
         (tmp_path / folder).mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path / folder)
         sent.clear()
-        assert main(arguments) == 0
+        assert main(arguments) == code
         return capsys.readouterr().err, set(sent)
 
     return run
@@ -147,7 +147,7 @@ def test_store_that_resume_does_not_reuse_is_named_with_a_remedy(how, sweep, tmp
 
 
 @pytest.mark.slow
-def test_a_folder_of_somebody_else_does_not_choose_a_store(sweep, tmp_path):
+def test_a_folder_of_somebody_else_is_not_resumed_and_sends_nothing(sweep, tmp_path):
     sweep("here", *BEGIN)
     summary = Sweep.load(tmp_path / "here" / "s")
     summary.uid, summary.store = "another", "http://evil:1\x1b[31m"
@@ -155,9 +155,10 @@ def test_a_folder_of_somebody_else_does_not_choose_a_store(sweep, tmp_path):
     (tmp_path / "here" / "s" / "sweep.json").write_bytes(summary.to_json())
     shutil.rmtree(tmp_path / "here" / "s" / "0-b1")
     shutil.rmtree(tmp_path / "here" / "s" / "1-b2")
-    told, sent = sweep("there", "resume=../here/s")
-    assert sent == {(f"sqlite:///{tmp_path}/there/outputs/mlflow.db", None)}
-    assert "are in http://evil:1 [31m; the others" in told
+    told, sent = sweep("there", "resume=../here/s", code=2)
+    assert not sent
+    assert "you did not begin it" in told
+    assert "evil" not in told
 
 
 @pytest.mark.slow
