@@ -112,14 +112,21 @@ def main() -> int:
                 continue
             begun = time.monotonic()
             compared = compare_callables(
-                f"left.py:{function}", f"{file_of(name)}:{function}", f"inputs.py:{maker}", max_seconds=SECONDS
+                f"left.py:{function}",
+                f"{file_of(name)}:{function}",
+                f"inputs.py:{maker}",
+                max_seconds=SECONDS,
             )
             seconds = time.monotonic() - begun
             is_refused = compared.verdict is Verdict.NOT_COMPARABLE
             if is_refused != (name in CHEATS):
                 wrong.append(name)
             print(f"{name}, {seconds:.0f} s: {lines(compared)[2:]} {compared.seconds}", flush=True)
-            ratio = compared.ratio and [compared.ratio.value, compared.ratio.low, compared.ratio.high]
+            ratio = compared.ratio and [
+                compared.ratio.value,
+                compared.ratio.low,
+                compared.ratio.high,
+            ]
             found.append(
                 {"name": name, "word": compared.word, "seconds": compared.seconds, "ratio": ratio}
                 | {"pairs": compared.pairs, "reason": compared.reason, "judged_in_seconds": seconds}
