@@ -23,7 +23,7 @@ from perfexp.records.record import Record
 #: Batch sizes at which the device is the limit.
 BATCHES = {"resnet50": 64, "vgg16": 32, "regnet_x_3_2gf": 64, "swin_t": 64, "hf:bert": 64}
 #: With autocast, whose calls need the host for longer.
-AMP_BATCHES = BATCHES | {"regnet_x_3_2gf": 256, "swin_t": 256}
+AMP_BATCHES = BATCHES | {"regnet_x_3_2gf": 256, "swin_t": 256, "hf:bert": 256}
 #: Tokens of each sequence.
 LENGTH = 128
 PHASES = ("inference", "train")

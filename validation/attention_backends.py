@@ -39,7 +39,7 @@ from perfexp.measuring import baselines
 from perfexp.models import Attention, cuda_graphs, hf
 from perfexp.statistics.estimators import Interval
 
-hf._mask_alike()
+hf._make_masks_capturable()
 transformers: Any = hf.transformers
 Shape = tuple[int, int, int, int, int, bool, torch.dtype]
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -388,7 +388,7 @@ def apply(_: CudaDevice) -> Iterator[str]:
             folder, plan = Path(place) / "run", Path(place) / "plan.json"
             run = [sys.executable, "-m", "perfexp", f"model={name}", "algorithm=fastest"]
             run += ["batch_size=16", "precision=fp32", "tracking=none", "stopping=coarse"]
-            run += [f"output_dir={folder}"]
+            run += ["processes=2", "cold_start=false", f"output_dir={folder}"]
             out = subprocess.run(run, capture_output=True, text=True, check=False, timeout=400)
             export = [sys.executable, "-m", "perfexp", "export", str(folder), "--plan", str(plan)]
             written = subprocess.run(export, capture_output=True, text=True, check=False)

@@ -112,7 +112,7 @@ class EpochTraining:
             reason = training.no_accuracy(self.session, self.data).reason
             raise UserError(f"mode.train.target_accuracy needs labels of the data: {reason}.")
         is_repeatable = bool(self.session.facts().get("deterministic"))
-        steps: list[collecting.Samples] = []
+        steps, is_behind = list[collecting.Samples](), True
         with ExitStack() as for_training, ExitStack() as self._for_evaluation:
             batches = for_training.enter_context(self.open(True, done))
             if batches.per_epoch is None:
@@ -141,10 +141,11 @@ class EpochTraining:
                 self.step.state.source = batches.epoch().__next__
                 with metrics.collecting() as custom:
                     with collecting.undisturbed():
-                        step_seconds, pass_seconds = collecting.whole_pass(
+                        step_seconds, pass_seconds, was_behind = collecting.whole_pass(
                             self._logging_call(), self.device
                         )
                     steps.append(step_seconds)
+                    is_behind &= was_behind
                     observer.block_ended("epoch", pass_seconds)
                     epoch = self._add_epoch(number, len(step_seconds), pass_seconds, rates)
                     is_over = self._finish_epoch(epoch, custom)
@@ -152,6 +153,8 @@ class EpochTraining:
                     break
         self.step.state.source = usual_source
         observer.add_to(self.point)
+        if is_behind:
+            self.point.facts["bound_by"] = "gpu"
         self._add_series(np.concatenate(steps))
 
     def _logging_call(self) -> collecting.Call:

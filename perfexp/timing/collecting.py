@@ -223,12 +223,13 @@ class Latency:
         return seconds
 
 
-def whole_pass(call: Call, device: Device) -> tuple[Samples, float]:
+def whole_pass(call: Call, device: Device) -> tuple[Samples, float, bool]:
     """Make calls until the data ends (StopIteration): one epoch of training.
 
     Returns:
         Device seconds from the end of each call to the end of the next, shape (calls,). Host
-        seconds from the start until the device has finished.
+        seconds from the start until the device has finished. Whether the device limits the calls:
+        it still had the call before the last to do when the host had issued all.
     """
     events = [device.new_event()]
     device.synchronize()
@@ -241,9 +242,11 @@ def whole_pass(call: Call, device: Device) -> tuple[Samples, float]:
             break
         events.append(device.new_event())
         device.record(events[-1])
+    is_behind = not all(map(device.passed, events[-2:-1]))
     device.synchronize()
     total_seconds = (device.now_ns() - start) * 1e-9
-    return np.asarray([device.elapsed_seconds(*pair) for pair in pairwise(events)]), total_seconds
+    seconds = [device.elapsed_seconds(*pair) for pair in pairwise(events)]
+    return np.asarray(seconds), total_seconds, is_behind
 
 
 @dataclass

@@ -110,6 +110,7 @@ def test_epochs_are_whole_passes_with_their_runtime(run):
     epochs = point.find_series("epoch").samples
     assert point.metric("total_runtime_seconds").value == pytest.approx(sum(epochs))
     assert not point.metric("epoch_seconds").estimated
+    assert point.facts["bound_by"] == "gpu"  # the host issues steps faster than they are computed
 
 
 def test_first_prediction_is_timed_in_its_own_process(run):

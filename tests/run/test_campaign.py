@@ -147,7 +147,7 @@ def test_store_that_resume_does_not_reuse_is_named_with_a_remedy(how, sweep, tmp
 
 
 @pytest.mark.slow
-def test_a_folder_of_somebody_else_is_not_resumed_and_sends_nothing(sweep, tmp_path):
+def test_a_folder_of_somebody_else_is_not_resumed(sweep, tmp_path):
     sweep("here", *BEGIN)
     summary = Sweep.load(tmp_path / "here" / "s")
     summary.uid, summary.store = "another", "http://evil:1\x1b[31m"

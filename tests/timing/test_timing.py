@@ -38,6 +38,15 @@ def test_an_unheld_queue_gives_the_wall_time_of_the_loop(work_seconds, wall_seco
     assert np.median(seconds) == pytest.approx(wall_seconds, rel=1e-3)
 
 
+@pytest.mark.parametrize(("work_seconds", "is_behind"), [(5e-6, False), (50e-6, True)])
+def test_a_pass_tells_whether_the_device_limits_its_steps(work_seconds, is_behind):
+    device = FakeDevice(enqueue_seconds=20e-6)
+    steps = itertools.islice(itertools.repeat(repeat(device, work_seconds)), 100)
+    seconds, total_seconds, was_behind = collecting.whole_pass(lambda: next(steps)(), device)
+    assert was_behind == is_behind
+    assert seconds.sum() == pytest.approx(total_seconds, rel=0.01)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launches", [20, 80, 400, 800, 1600, 3000])
 @pytest.mark.parametrize(("host_seconds", "work_seconds"), [(4e-6, 5e-6), (4e-6, 3e-6)])
