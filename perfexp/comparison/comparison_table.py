@@ -433,7 +433,10 @@ def alone(comparison: Comparison, side: SideFacts) -> list[str]:
         else:
             lines.append(f"{item.side}: {alone_of(item)}")
     for measure, count in measures.items():
-        lines.append(f"{measure} of {units.counted(count, 'point')}")
+        line = f"{measure} of {units.counted(count, 'point')}"
+        if measure.endswith(" time_to_accuracy"):
+            line += "; on the other side not every seed reached the target"
+        lines.append(line)
     return lines
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfexp.comparison import judging
+from perfexp.comparison import comparison_table, judging
 from perfexp.comparison.document import Verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
@@ -191,6 +191,10 @@ def test_a_seed_that_fails_leaves_no_time_to_compare():
     found = compare(drawn(rng), side(trained(*points, uid="two", target=0.93)), measures=MEASURES)
     assert [pair.measure for pair in found.pairs] == ["accuracy"]
     assert [(alone.side, alone.measure) for alone in found.alone] == [("one", "time_to_accuracy")]
+    [line] = comparison_table.alone(found, found.sides[1])
+    assert line.endswith(
+        "time_to_accuracy of 1 point; on the other side not every seed reached the target"
+    )
 
 
 def test_times_to_different_targets_are_not_compared():
