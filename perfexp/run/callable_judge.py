@@ -58,6 +58,9 @@ _TAIL_SHARE, _TAIL_SECONDS = 0.2, 3e-5
 _CEILING_FACTOR = 4.0
 _WORDS = {Verdict.BETTER: "FASTER", Verdict.WORSE: "SLOWER"}
 
+#: A seed of all arguments; or two, and which argument is of the second one.
+Seed = int | tuple[int, int, int]
+
 #: Answer of a side to a question, with its length by this process's clock as `elapsed`.
 _Answer = dict[str, Any]
 
@@ -213,7 +216,7 @@ class _Judge:
         left, right, maker = self._places = places
         self._tolerance = tolerance
         self._arguments = {"left": [left, maker, folder], "right": [right, maker, folder]}
-        self._shapes, self._notes = range(0), list[str]()
+        self._shapes, self._parameters, self._notes = range(0), range(0), list[str]()
         #: The answers of both sides for each block of calls.
         self._blocks: dict[str, list[_Answer]] = {"left": [], "right": []}
 
@@ -225,6 +228,7 @@ class _Judge:
         with self._running("left") as self._referee:
             facts = self._referee.ask("describe")
             self._shapes = range(facts["shapes"])
+            self._parameters = range(facts["arguments"])
             try:
                 while verdict is Verdict.UNDECIDED and len(pairs) < sequential.MOST:
                     if pairs and time.monotonic() > deadline:
@@ -263,7 +267,7 @@ class _Judge:
             if is_first:
                 self._check_origins(left.ask("describe"), right.ask("describe"))
                 for side, shape in product(sides, self._shapes):
-                    self._calls(side, shape, _seeds(_CHECKED), check=True)
+                    self._check(side, shape)
             for shape in self._shapes:
                 self._measure(sides, shape)
                 for name, blocks in self._blocks.items():
@@ -293,8 +297,23 @@ class _Judge:
                 block["new"], block["again"] = block["seconds"][1::2], block["seconds"][2::2]
                 self._blocks[side.name].append(block)
 
+    def _check(self, side: _Process, shape: int) -> None:
+        """Have outputs verified, also after a change of each argument.
+
+        Arguments of different seeds may not fit together; the left side shows it.
+        """
+        first, second, *others = _seeds(_CHECKED)
+        mixed = [(first, second, number) for number in self._parameters]
+        try:
+            self._calls(side, shape, [*others, first, *mixed], check=True)
+        except _Refused:
+            if side.name == "right" or not mixed:
+                raise
+            self._parameters = range(0)
+            self._check(side, shape)
+
     def _calls(
-        self, side: _Process, shape: int, seeds: Sequence[int], *, check: bool = False
+        self, side: _Process, shape: int, seeds: Sequence[Seed], *, check: bool = False
     ) -> _Answer:
         """Let a side make calls, and have the stored results verified."""
         answer = side.ask("calls", seeds=seeds, shape=shape, check=check)

@@ -181,7 +181,7 @@ def test_results_cached_by_contents_are_refused(compare):
 import time
 cache = {}
 def fn(x, w):
-    key = float(x[0, 0])
+    key = float(x[0, 0]), float(w[0])
     if key not in cache:
         time.sleep(0.001)
         cache[key] = torch.softmax(x * w, -1)
@@ -211,6 +211,40 @@ def right(x, number):
     compared = compare_callables(*places, max_seconds=0)
     assert compared.reason is None
     assert compared.pairs == 1
+
+
+def test_an_effect_below_the_tolerance_must_not_be_left_out(here):
+    (here / "branch.py").write_text(
+        """
+def left(x, w): return x + 1e-6 * (x @ w)
+def right(x, w): return x + 1e-6 * (x[:, :8] @ w[:8])
+def other_order(x, w): return x + (x * 1e-6) @ w
+def make(seed):
+    import torch
+    return torch.rand(64, 256), torch.randn(256, 256)
+"""
+    )
+    right, other_order = (
+        compare_callables("branch.py:left", f"branch.py:{name}", "branch.py:make", max_seconds=0)
+        for name in ("right", "other_order")
+    )
+    assert right.reason == "right: outputs do not follow argument 2 as they should"
+    assert other_order.reason is None
+
+
+def test_arguments_whose_sizes_depend_on_the_seed_pass(here):
+    (here / "sized.py").write_text(
+        """
+def left(x, w): return x @ w
+def right(x, w): return (w.mT @ x.mT).mT
+def make(seed):
+    import torch
+    size = 32 + seed % 64
+    return torch.randn(16, size), torch.randn(size, 8)
+"""
+    )
+    places = (f"sized.py:{name}" for name in ("left", "right", "make"))
+    assert compare_callables(*places, max_seconds=0).reason is None
 
 
 def test_every_shape_of_the_maker_is_checked(here):
