@@ -330,3 +330,38 @@ def test_algorithm_that_computes_nothing_is_noted(make_record, tmp_path):
 
     assert codes(0.0) == ["algorithm_without_effect"]
     assert not codes(0.4)
+
+
+TINY = """
+from torch import nn
+
+class Tiny(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 10))
+"""
+CAMPAIGN = """
+# @package _global_
+defaults:
+  - override /sweep: sparse
+cold_start: true
+sweep: {measured: 4, num_sizes: 5, min_size: 32, max_size: 64}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("typed", "cold_starts"), [((), 1), (("cold_start=true",), 2)])
+def test_algorithms_of_a_model_share_a_cold_start(typed, cold_starts, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny_net.py").write_text(TINY)
+    (tmp_path / "own" / "experiment").mkdir(parents=True)
+    (tmp_path / "own" / "experiment" / "campaign.yaml").write_text(CAMPAIGN)
+    words = ["experiment=campaign", "model=tiny_net:Tiny", "algorithm=default,fft", *typed]
+    settings = ["gpu=cpu", "tracking=none", "stopping=fixed", "stopping.measure=3"]
+    assert main(["--config-dir=own", "-m", *words, *settings, "output_dir=s"]) == 0
+    keys = [
+        point.key
+        for run in ("0-default", "1-fft")
+        for point in Record.load(tmp_path / "s" / run).points
+    ]
+    assert sum(key.phase == "ttfp" for key in keys) == cold_starts
+    assert main(["resume=s/1-fft"]) == 0  # the second run is found again by itself
