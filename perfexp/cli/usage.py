@@ -57,6 +57,7 @@ set up   perfexp doctor                  whether this machine can measure
          perfexp make-data DIR           small data sets to try out
          perfexp env                     facts of this machine, as JSON
 files    perfexp export DIR              one table of many runs, CSV and Parquet
+         perfexp apply PLAN --check …    gain of a run's algorithms in your code
          perfexp speed DIR               speed file of a training, or of a log
          perfexp train-speed MODEL …     train a model, write its speed file
          perfexp sync DIR                send records to MLflow again
