@@ -106,7 +106,7 @@ def test_the_plan_computes_the_timed_module(script, plan, monkeypatch):
     def gain(applied, call):
         call()
         patched.append(applied.name)
-        return Interval(1.0, 0.9, 1.1)
+        return Interval(value=1.0, low=0.9, high=1.1)
 
     monkeypatch.setattr(script_gain, "gain", gain)
     assert script_gain.gain_in_script(plan(), f"{script}:of_tensor")[1].value == 1
@@ -117,9 +117,10 @@ def test_the_plan_computes_the_timed_module(script, plan, monkeypatch):
     ("interval", "code"), [((1.2, 1.1, 1.3), 0), ((0.9, 0.7, 1.1), 0), ((0.8, 0.7, 0.9), 1)]
 )
 def test_a_slower_program_has_exit_code_1(script, plan, capsys, monkeypatch, interval, code):
-    monkeypatch.setattr(script_gain, "gain", lambda *_: Interval(*interval))
-    found, printed = run(capsys, plan(), "--check", f"{script}:of_tensor")
     value, low, high = interval
+    gain = Interval(value=value, low=low, high=high)
+    monkeypatch.setattr(script_gain, "gain", lambda *_: gain)
+    found, printed = run(capsys, plan(), "--check", f"{script}:of_tensor")
     here, in_run = printed.out.splitlines()
     assert found == code
     assert here.startswith(f"{value:.3f}, {low:.3f} to {high:.3f}: speedup over torch's choices")
