@@ -40,12 +40,8 @@ def apply(
 ) -> None:
     """Measure how much faster a run's algorithms make your own program.
 
-    With inputs, the module's forward pass is timed without gradients. A function is called as it
-    is, such as a training step. The plan and torch's own choices take turns in one process, and the
-    ratio has a 95 % interval. In your program, perfexp.apply(module, PLAN) applies the plan.
-
-    The exit code is 1 if the plan makes the program slower, or if the host keeps the device
-    waiting.
+    Inputs are timed in forward passes without gradients. A function is called as it is, such as a
+    training step. The exit code is 1 if the plan makes it slower.
 
     Example: perfexp apply vgg16.json --check train.py:make
     """

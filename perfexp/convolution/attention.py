@@ -646,7 +646,7 @@ class AttentionBackends:
         symbolic sizes are left to torch.
         """
         arguments = (query, key, value, attn_mask, dropout_p, is_causal)
-        settings = {"scale": scale, "enable_gqa": enable_gqa}
+        settings: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
         if not all(argument is None or _is_dense(argument) for argument in arguments[:4]):
             return _OPERATOR.decompose(*arguments, **settings)
         problem = AttentionProblem.of(*arguments, **settings)

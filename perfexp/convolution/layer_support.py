@@ -86,12 +86,13 @@ def survey(
     for name, requests in problems.items():
         for problem in requests:
             layers.setdefault(problem, []).append(name)
-    device = next((problem.device for problem in (*layers, *attended)), None)
-    if device is None:
+    every: list[Any] = [*layers, *attended]
+    if not every:
         raise UserError(
             "The model computes no 2-D convolution and calls no scaled_dot_product_attention; "
             "choose another model."
         )
+    device = every[0].device
     named = {
         Pass(pass_type): canonical(name, list(CODES[Pass(pass_type)]))
         for pass_type, name in (backward or {}).items()
@@ -193,8 +194,7 @@ def _record_problems(
         else:
             with torch.set_grad_enabled(training):
                 session.eager(inputs)
-    by_layer = {name: list(recorder.problems) for name, recorder in recorders.items()}
-    return by_layer, list(attended)
+    return {name: list(recorder.problems) for name, recorder in recorders.items()}, list(attended)
 
 
 @contextmanager

@@ -36,8 +36,7 @@ def gain_in_script(plan: Path, place: str, *, remeasure: bool = False) -> tuple[
             case (torch.nn.Module() as module, work):
                 call = work
             case _:
-                kind = type(made).__name__
-                raise TypeError(f"it returns a {kind}, not (module, inputs) or (module, function)")
+                raise TypeError("it does not return (module, inputs) or (module, function)")
         if not callable(work):
             call = torch.no_grad()(partial(modules.called, module, work))
         call()

@@ -131,8 +131,8 @@ def test_a_slower_program_has_exit_code_1(script, plan, capsys, monkeypatch, int
     ("name", "message"),
     [
         ("missing", "has no function 'missing'."),
-        ("no_pair", "it returns a Small, not (module, inputs) or (module, function)"),
-        ("no_module", "it returns a tuple, not (module, inputs)"),
+        ("no_pair", "TypeError: it does not return (module, inputs) or (module, function)"),
+        ("no_module", "it does not return (module, inputs)"),
         ("wrong_shape", "fails: RuntimeError: Given groups=1"),
         ("with_seed", "fails: TypeError: with_seed() missing 1 required positional argument"),
         ("other_layers", "this module has no 2-D convolution 'first'"),

@@ -333,7 +333,7 @@ ON_A_CPU = {"flash": None, "efficient": "it needs a GPU", "cudnn": "it needs a G
 
 
 @pytest.mark.parametrize("phase", ["inference", "train"])
-def test_attention_is_listed_by_shape_with_the_backends_that_compute_it(phase):
+def test_attention_is_listed_by_shape_with_its_backends(phase):
     answer = survey(opened(adapt(Attending(), "attending")), key(phase))
     assert answer["layers"] == []
     assert answer["attention"] == [

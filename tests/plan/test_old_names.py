@@ -88,7 +88,7 @@ def test_wrong_key_of_decoding_has_the_right_one_suggested(text):
 
 def test_help_explains_decode_context():
     lines = usage.text([installation.conf_dir()], ["help", "decode.context"])
-    assert "another name of input_size" in " ".join(lines.split())
+    assert "input_size of mode=decode" in " ".join(lines.split())
 
 
 def test_command_with_earlier_names_has_the_same_plan():
