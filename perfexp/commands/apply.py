@@ -40,8 +40,8 @@ def apply(
 ) -> None:
     """Measure how much faster a run's algorithms make your own program.
 
-    Inputs are timed in forward passes without gradients. A function is called as it is, such as a
-    training step. The exit code is 1 if the plan makes it slower.
+    Inputs are timed in forward passes without gradients, a function as it is. Shapes that the plan
+    lacks are left to torch. The exit code is 1 if the plan is slower.
 
     Example: perfexp apply vgg16.json --check train.py:make
     """
