@@ -58,6 +58,7 @@ def keys(conf: Path) -> dict[str, list[ConfigKey]]:
             for key, value in _values(conf).items():
                 fields[key] = fields.get(key, (type(value),))[0], default_text(value)
             fields["resume"] = str | None, "null"
+            fields["decode.context"] = list, "`512`"
         options = tuple(options_of(conf, name)) if "/" in name else ()
         keys_by_group[name] = [
             ConfigKey(key, kind, default, meanings[key], options)

@@ -57,6 +57,7 @@ set up   perfexp doctor                  whether this machine can measure
          perfexp make-data DIR           small data sets to try out
          perfexp env                     facts of this machine, as JSON
 files    perfexp export DIR              one table of many runs, CSV and Parquet
+         perfexp apply PLAN --check …    gain of a run's algorithms in your code
          perfexp speed DIR               speed file of a training, or of a log
          perfexp train-speed MODEL …     train a model, write its speed file
          perfexp sync DIR                send records to MLflow again
@@ -78,13 +79,12 @@ cluster  perfexp cluster check           nodes of SLURM for each gpu=
 
 A group's own keys are set as group.key=value (stopping.max_seconds=10). Flags:
 -m sweeps, --cfg job prints the composed configuration, --dry-run prints points
-and estimated time without measuring, --config-dir DIR adds your own options, -v
-prints all metrics and the notes, --json prints results as JSON, --overwrite
-replaces the results of a folder, --max-jobs N allows a sweep of more than 1,000
-runs, --hydra-help explains Hydra's other flags. `perfexp COMMAND --help`
-explains a command, `perfexp help keys` all options and keys, `perfexp help
-profiler.steps` one of them, `perfexp help busy_host` the code of a warning, and
-`perfexp help p95` or `perfexp help ≈` a term of the tables."""
+and estimated time, --config-dir DIR adds your own options, -v prints all
+metrics and the notes, --json prints JSON, --overwrite replaces a folder's
+results, --max-jobs N allows sweeps of over 1,000 runs, --hydra-help explains
+Hydra's other flags. `perfexp COMMAND --help` explains a command, `perfexp help
+keys` all options and keys, `perfexp help profiler.steps` one of them, `perfexp
+help busy_host` the code of a warning, and `perfexp help p95` a table's term."""
 #: Commands of `perfexp COMMAND`; any other first argument belongs to a measurement.
 COMMANDS = tuple(dict.fromkeys(re.findall(r"^.{9}perfexp ([\w-]+)", _OVERVIEW, re.MULTILINE)))
 #: Earlier names of commands, which go on working.

@@ -1,4 +1,4 @@
-"""perfexp list: finished runs, the options in each group, and a model's convolution algorithms."""
+"""perfexp list: finished runs, the options in each group, and what can compute a model's layers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from perfexp.cli import keys
 from perfexp.cli.composition import compose
 from perfexp.cli.conf_files import comment_of, options_below
-from perfexp.cli.keys import keys
 from perfexp.commands import list_runs
 from perfexp.commands.app import ConfigDir, Json, app, command_line, echo, emit, group_folders
 from perfexp.errors import UserError, did_you_mean
@@ -57,7 +57,7 @@ def list_options(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """List finished runs, the options in a group, or a model's convolution algorithms by layer.
+    """List finished runs, the options in a group, or what can compute a model's layers.
 
     Example: perfexp list runs --since 7d model=resnet50
     """
@@ -99,7 +99,7 @@ def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
             f"group '{name}' not found; for a model's layers: perfexp list algorithms {name}"
         )
     group = next((group for group in groups if name in (group, f"{group}s", f"{group}es")), None)
-    section = [key for key in keys(folders[0])["plan"] if key.name.startswith(f"{name}.")]
+    section = [key for key in keys.keys(folders[0])["plan"] if key.name.startswith(f"{name}.")]
     if section and name not in groups:
         width = max(len(key.name) for key in section) + 2
         document: dict[str, Any] = {}
@@ -127,6 +127,9 @@ def _list(name: str | None, folders: list[Path], *, as_json: bool) -> None:
         )
         texts.append(textwrap.fill(by_name, _WIDTH))
         descriptions = dict.fromkeys(others, "of torchvision") | descriptions
+    if group == "algorithm":
+        meaning = f"execution.attention: {keys.descriptions()['execution.attention']}"
+        texts.append(textwrap.fill(meaning.replace("`", ""), _WIDTH))
     emit(descriptions, texts, as_json=as_json)
 
 
@@ -142,8 +145,13 @@ def _about(file: Path) -> str:
 
 
 def _support(survey: Survey, *, reasons: bool) -> Iterator[Section]:
-    """Yield the tables of a model's convolutions: supported algorithms, and reasons for others."""
-    yield Section(support_table.subject(survey), support_table.table(survey))
+    """Yield the tables of supported algorithms and backends, and reasons against others."""
+    title = support_table.subject(survey)
+    if survey["layers"]:
+        yield Section(title, support_table.table(survey))
+        title = "attention"
+    if survey["attention"]:
+        yield Section(title, support_table.attention_table(survey))
     refused = support_table.refusals(survey, every=reasons)
     if refused.lines:
         yield Section(f"not supported ({support_table.NOT})", refused)

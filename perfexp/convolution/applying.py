@@ -34,7 +34,7 @@ from perfexp.errors import UserError
 from perfexp.models import Attention
 from perfexp.records.algorithm_plan import AlgorithmPlan, read
 
-_REMEDY = "measure here, or pass remeasure=True"
+_REMEDY = "measure here, or pass remeasure=True (--remeasure)"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

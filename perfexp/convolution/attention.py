@@ -13,8 +13,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
+from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -37,6 +39,8 @@ BACKENDS = {
     "math": SDPBackend.MATH,
 }
 _NAMES = {int(backend): name for name, backend in BACKENDS.items()}  # type: ignore[call-overload]
+#: Backends that a CPU does not have.
+_ON_GPUS = ("efficient", "cudnn")
 #: Name of the whole-model baseline: the backends that torch chooses.
 AUTO = "auto"
 #: How torch's warnings begin that head the reasons against a backend.
@@ -104,6 +108,18 @@ class AttentionProblem(NamedTuple):
     scale: float | None
     grouped: bool
     device: torch.device
+
+    @classmethod
+    def of(
+        cls, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+    ) -> AttentionProblem:  # fmt: skip
+        """Return the problem of a call with the arguments of torch's operator."""
+        mask = None if attn_mask is None else Operand.of(attn_mask)
+        return cls(
+            Operand.of(query), Operand.of(key), Operand.of(value), mask,
+            dropout_p, is_causal, scale, enable_gqa, query.device,
+        )  # fmt: skip
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -193,6 +209,8 @@ def why_not(name: str, problem: AttentionProblem, existing: Sequence[Any] = ()) 
     Args:
         existing: see `chosen_by_torch`.
     """
+    if name in _ON_GPUS and problem.device.type != "cuda":
+        return "it needs a GPU"
     with warnings.catch_warnings(record=True) as raised, sdpa_kernel(BACKENDS[name]):
         warnings.simplefilter("always")
         try:
@@ -234,6 +252,43 @@ def compute(name: str, arguments: Sequence[Any], settings: Mapping[str, Any]) ->
     """
     with sdpa_kernel(BACKENDS[name]):
         return _OPERATOR.decompose(*arguments, **settings)
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Turn off MultiheadAttention's fast path, which multiplies by itself, while entered."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def recorded() -> Iterator[dict[AttentionProblem, None]]:
+    """Record the problems of attention calls while entered, also on tensors without memory.
+
+    `layer_support` lists the backends that can compute them.
+    """
+    problems: dict[AttentionProblem, None] = {}
+    attend = functional.scaled_dot_product_attention
+
+    def record(*arguments: Any, **settings: Any) -> Any:
+        """Compute attention as before; autocast changes the data type only then."""
+        problem = AttentionProblem.of(*arguments, **settings)
+        kind = problem.device.type
+        if torch.is_autocast_enabled(kind):
+            dtype = torch.get_autocast_dtype(kind)
+            for name in ("query", "key", "value", "mask"):
+                operand = getattr(problem, name)
+                if operand is not None and operand.dtype.is_floating_point:
+                    problem = problem._replace(**{name: operand._replace(dtype=dtype)})
+        problems[problem] = None
+        return attend(*arguments, **settings)
+
+    with _without_fast_path(), patch.object(functional, attend.__name__, record):
+        yield problems
 
 
 def _preferred(name: str, kind: str) -> AbstractContextManager[None]:
@@ -553,10 +608,8 @@ class AttentionBackends:
         if self._active is not None or self._leaves_to_torch:
             return
         self._active = ExitStack()
-        if self.is_forced:  # the fast path of MultiheadAttention multiplies by itself
-            before = torch.backends.mha.get_fastpath_enabled()
-            self._active.callback(torch.backends.mha.set_fastpath_enabled, before)
-            torch.backends.mha.set_fastpath_enabled(False)
+        if self.is_forced:
+            self._active.enter_context(_without_fast_path())
         if self._sole is not None:
             self._active.enter_context(_preferred(self._sole, self._device.kind))
             return
@@ -593,14 +646,10 @@ class AttentionBackends:
         symbolic sizes are left to torch.
         """
         arguments = (query, key, value, attn_mask, dropout_p, is_causal)
-        settings = {"scale": scale, "enable_gqa": enable_gqa}
+        settings: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
         if not all(argument is None or _is_dense(argument) for argument in arguments[:4]):
             return _OPERATOR.decompose(*arguments, **settings)
-        mask = None if attn_mask is None else Operand.of(attn_mask)
-        problem = AttentionProblem(
-            Operand.of(query), Operand.of(key), Operand.of(value), mask,
-            dropout_p, is_causal, scale, enable_gqa, query.device,
-        )  # fmt: skip
+        problem = AttentionProblem.of(*arguments, **settings)
         row = self._rows.get(problem)
         if row is None:
             existing = arguments[:4] if _is_real(query) else ()
@@ -699,7 +748,7 @@ def applied(session: Session, execution: Execution) -> AbstractContextManager[An
         raise UserError(
             f"execution.attention={requested} is for torch models; leave it out for this one."
         )
-    if requested in (Attention.efficient, Attention.cudnn) and device.kind != "cuda":
+    if requested in _ON_GPUS and device.kind != "cuda":
         raise UserError(
             f"execution.attention={requested} needs a GPU, and this is {device.name}: "
             "choose auto, flash, math or fastest."

@@ -1,4 +1,4 @@
-"""Layer support: which algorithms can compute a model's convolutions, without running them.
+"""Layer support: what can compute a model's convolutions and attention, without running it.
 
 `perfexp list algorithms model=NAME` shows the result as a table.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from perfexp.convolution import Backend
+from perfexp.convolution import Backend, attention
 from perfexp.convolution.backends import (
     GUESS,
     Choice,
@@ -36,6 +36,9 @@ from perfexp.errors import UserError
 from perfexp.models import Batch, modules
 from perfexp.records.record import Key
 
+#: Problems of each convolution by layer name, none for one that computes nothing; and of attention.
+_Problems = tuple[dict[str, list[Problem]], list[attention.AttentionProblem]]
+
 
 def survey(
     session: Any,
@@ -46,7 +49,7 @@ def survey(
     backward: Mapping[str, str] | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Check all algorithms on a device for each distinct convolution of a model.
+    """Check all algorithms on a device for each distinct convolution and attention of a model.
 
     The worker calls it for `perfexp list algorithms model=NAME`.
 
@@ -64,25 +67,32 @@ def survey(
             entry per distinct problem with `names`, `convolution`, `input_shape`, `dtype`,
             `channels_last`, and `algorithms`. This has an entry by algorithm and pass: `backend`
             and `engine`, or the `reason` for their absence; `workspace_bytes` if known;
-            `passed_over`, the reasons of earlier backends.
+            `passed_over`, the reasons of earlier backends. `attention`: an entry per problem with
+            `shape`, `dtype`, `auto`, the backend that torch chooses, and `backends`, the reason
+            against each; None if it can compute the problem.
 
     Raises:
-        UserError: the model is not a torch model, has no 2-D convolution, or rejects the inputs.
+        UserError: the model is not a torch model, has neither 2-D convolution nor attention, or
+            rejects the inputs.
     """
     module = getattr(session, "module", None)
     if not isinstance(module, torch.nn.Module):
         raise UserError(
             "This model is not a torch model and has no known layers; choose another model."
         )
-    problems = _problems_of(session, module, key)
+    problems, attended = _problems_of(session, module, key)
     layers: dict[Problem, list[str]] = {}
     # equal layers have equal support: check each distinct problem once
     for name, requests in problems.items():
         for problem in requests:
             layers.setdefault(problem, []).append(name)
-    if not layers:
-        raise UserError("The model computes no 2-D convolution; choose another model.")
-    device = next(iter(layers)).device
+    every: list[Any] = [*layers, *attended]
+    if not every:
+        raise UserError(
+            "The model computes no 2-D convolution and calls no scaled_dot_product_attention; "
+            "choose another model."
+        )
+    device = every[0].device
     named = {
         Pass(pass_type): canonical(name, list(CODES[Pass(pass_type)]))
         for pass_type, name in (backward or {}).items()
@@ -96,7 +106,22 @@ def survey(
         choices = {name: _choices_of(name, supports[name], problem) for name in names}
         entries.append({"names": sharing, **_described(problem), "algorithms": choices})
     unused = [name for name, requests in problems.items() if not requests]
-    return {"algorithms": names, "layers": entries, "unused": unused}
+    return {
+        "algorithms": names,
+        "layers": entries,
+        "unused": unused,
+        "attention": list(map(_attention_support, attended)),
+    }
+
+
+def _attention_support(problem: attention.AttentionProblem) -> dict[str, Any]:
+    """Return the entry for a problem of attention, as `survey` describes it."""
+    return {
+        "shape": problem.label,
+        "dtype": problem.dtype,
+        "auto": attention.chosen_by_torch(problem),
+        "backends": {name: attention.why_not(name, problem) for name in attention.BACKENDS},
+    }
 
 
 def _described(problem: Problem) -> dict[str, Any]:
@@ -131,8 +156,8 @@ class _PlacedModel(torch.nn.Module):
         return self._session.eager(self._session.place(Batch(inputs=inputs, targets=None)).inputs)
 
 
-def _problems_of(session: Any, module: torch.nn.Module, key: Key) -> dict[str, list[Problem]]:
-    """Return the problems of each convolution by layer name; empty for one that computes nothing.
+def _problems_of(session: Any, module: torch.nn.Module, key: Key) -> _Problems:
+    """Return the problems of a model's convolutions and attention.
 
     Raises `UserError` if the model rejects the inputs.
     """
@@ -158,9 +183,9 @@ def _record_problems(
     *,
     training: bool,
     is_trial: bool = True,
-) -> dict[str, list[Problem]]:
-    """Return the convolutions in a forward pass by layer; a trial uses tensors without memory."""
-    with _recording(module) as recorders:
+) -> _Problems:
+    """Return the problems of a forward pass; a trial uses tensors without memory."""
+    with _recording(module) as recorders, attention.recorded() as attended:
         if is_trial:
             placed = _PlacedModel(session, module).train(training)
             trial_outputs(
@@ -169,7 +194,7 @@ def _record_problems(
         else:
             with torch.set_grad_enabled(training):
                 session.eager(inputs)
-    return {name: list(recorder.problems) for name, recorder in recorders.items()}
+    return {name: list(recorder.problems) for name, recorder in recorders.items()}, list(attended)
 
 
 @contextmanager

@@ -73,7 +73,7 @@ class Side:
 
     def __init__(self, function: str, maker: str, folder: str) -> None:
         self._folder = Path(folder)
-        self._maker, self._module = _load(maker)
+        self._maker, self._module = load(maker)
         self._shapes = list(getattr(self._module, "shapes", [])) or [None]
         self._inputs: tuple[Any, ...] = ()
         self._outputs: Any = None
@@ -81,7 +81,7 @@ class Side:
         self._device.start()
         self._hold_seconds = _HOLD_SECONDS
         self._functions = self._watched_functions()
-        self._function, _ = _load(function)
+        self._function, _ = load(function)
         gc.disable()  # `changed` collects
 
     def describe(self) -> dict[str, Any]:
@@ -264,8 +264,10 @@ class Side:
         return native, exact, _leaves(inputs)
 
 
-def _load(place: str) -> tuple[Callable[..., Any], ModuleType]:
-    """Import a function from `FILE.py:NAME` or `MODULE:NAME`.
+def load(place: str) -> tuple[Callable[..., Any], ModuleType]:
+    """Import a function from `FILE.py:NAME` or `MODULE:NAME`; return it with its module.
+
+    `perfexp ab` and `perfexp apply --check` name functions this way.
 
     Raises:
         UserError: there is no such file, module or function.

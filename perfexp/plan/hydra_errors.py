@@ -232,8 +232,8 @@ def _unknown_key(error: OmegaConfBaseException) -> UserError:
     keys = list(map(str, node)) if isinstance(node, Container) and hasattr(node, "keys") else []
     valid = [name for name in keys if not name.startswith("_") and name not in ("hydra", "choices")]
     nested = _nested(node) if isinstance(node, Container) and not parent else []
-    # a key of a section or group that was set without its prefix
-    exact = [name for name in nested if name.endswith(f".{key}")]
+    # a key that was set without its section, or a section that only command lines have
+    exact = [name for name in nested if key in name.split(".")]
     similar = [
         name
         for name in nested
@@ -248,7 +248,7 @@ def _unknown_key(error: OmegaConfBaseException) -> UserError:
 def _nested(node: Container) -> list[str]:
     """Return the dotted keys `SECTION.KEY` of a whole configuration."""
     plain = OmegaConf.to_container(node)
-    keys: list[str] = []
+    keys = ["decode.context"]  # of command lines alone
     if isinstance(plain, dict):
         for section, below in plain.items():
             if isinstance(below, dict):

@@ -11,8 +11,12 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from perfexp.errors import UserError
+
 #: Current setting names by earlier name.
 NAMES = {"replicate": "processes", "ttfp": "cold_start", "stopping.epsilon": "stopping.target"}
+#: Settings by the names that command lines may use: earlier ones, and one of a mode.
+_TYPED = {**NAMES, "decode.context": "input_size"}
 #: Current modules and packages by earlier name, for `_target_`s of perfexp's own code.
 MOVED = {
     "perfexp.algorithms": "perfexp.convolution",
@@ -23,17 +27,26 @@ MOVED = {
     "perfexp.sweep": "perfexp.plan.sweep",
     "perfexp.tracking": "perfexp.report.tracking",
 }
-_OVERRIDE = re.compile(rf"^(?P<sign>[+~]{{0,2}})(?P<name>{'|'.join(map(re.escape, NAMES))})(?==|$)")
+_OVERRIDE = re.compile(
+    rf"^(?P<sign>[+~]{{0,2}})(?P<name>{'|'.join(map(re.escape, _TYPED))})(?==|$)"
+)
 
 
 def arguments_of_today(arguments: Sequence[str]) -> list[str]:
     """Return a command line with current names: `["replicate=3"]` becomes `["processes=3"]`.
 
-    Every command line is translated before Hydra sees it.
+    Every command line is translated before Hydra sees it. `decode.context` becomes `input_size`.
+
+    Raises:
+        UserError: `decode.context` without `mode=decode`.
     """
+    words = " ".join(arguments)
+    is_typed = re.search(r"(?<!\S)\+*decode\.context=", words)
+    if is_typed and not re.search(r"(?<!\S)\+*mode=\S*decode", words):
+        raise UserError("decode.context is for mode=decode: add it, or set input_size.")
 
     def current(match: re.Match[str]) -> str:
-        return match["sign"] + NAMES[match["name"]]
+        return match["sign"] + _TYPED[match["name"]]
 
     return [_OVERRIDE.sub(current, text, count=1) for text in arguments]
 

@@ -1,4 +1,4 @@
-"""Support table: the algorithms that can compute a model's convolutions, layer by layer.
+"""Support table: what can compute a model's convolutions and attention, layer by layer.
 
 `perfexp list algorithms model=NAME` shows it. A worker answers the survey on the device
 (`perfexp.worker.answers`): for each layer, algorithm and pass, the backend or the reason why not.
@@ -7,13 +7,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from perfexp.records.grid import Column, Grid
 from perfexp.records.subject import number_format, one_line
 from perfexp.records.units import format_bytes
 
-#: A worker's answer as JSON values: model, point, device, and `layers` with their `algorithms`.
+#: A worker's answer as JSON values: model, point, device, `layers` with their `algorithms`, and
+#: `attention` with its `backends`.
 Survey = Mapping[str, Any]
 
 #: Cell for an algorithm that can't compute a layer.
@@ -59,6 +61,19 @@ def table(survey: Survey) -> Grid:
     return Grid(columns, list(_notes(survey)))
 
 
+def attention_table(survey: Survey) -> Grid:
+    """Return the support table of attention, with a row per shape and a column per backend."""
+    rows = []
+    for entry in survey["attention"]:
+        cells = {name: NOT if reason else "yes" for name, reason in entry["backends"].items()}
+        shape = f"{entry['shape']} {entry['dtype']}"
+        rows.append({"attention": shape, **cells, entry["auto"]: "auto"})
+    notes = ["auto: torch's choice; execution.attention=NAME forces another backend"]
+    if not survey["layers"]:  # otherwise the other table has them
+        notes += _diagnostics(survey)
+    return replace(Grid.of_rows(rows), notes=notes)
+
+
 def _alike(algorithms: Mapping[str, Any]) -> dict[tuple[str, ...], list[str]]:
     """Return a layer's passes grouped by their support; a group's key has a cell per algorithm."""
     passes_by_cells: dict[tuple[str, ...], list[str]] = {}
@@ -85,6 +100,10 @@ def refusals(survey: Survey, *, every: bool) -> Grid:
             if len(passes) < len(answers):
                 name += f" ({_passes_text(passes)})"
             refused.append((name, reason, _layer_name(layer)))
+    for entry in survey["attention"]:
+        for backend, reason in entry["backends"].items():
+            if reason:
+                refused.append((backend, reason, entry["shape"]))
     return _reasons(refused, every=every)
 
 
@@ -177,6 +196,11 @@ def _notes(survey: Survey) -> Iterator[str]:
         )
     if survey["unused"]:
         yield f"not used in {survey['phase']}: {', '.join(survey['unused'])}"
+    yield from _diagnostics(survey)
+
+
+def _diagnostics(survey: Survey) -> Iterator[str]:
+    """Yield the survey's diagnostics as lines below a table."""
     for diagnostic in survey["doubts"]:
         yield f"{diagnostic['severity']}: {diagnostic['detail']} ({diagnostic['code']})"
         yield f"  help: {diagnostic['remedy']}"

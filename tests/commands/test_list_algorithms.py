@@ -7,14 +7,17 @@ import sys
 import textwrap
 from functools import partial
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 import torch
 
 from perfexp import commands
 from perfexp.commands import list_options
+from perfexp.convolution import attention
 from perfexp.convolution.forced import Forced
-from perfexp.convolution.layer_support import survey
+from perfexp.convolution.layer_support import _problems_of, survey
+from perfexp.cost import trial
 from perfexp.devices.cpu import CpuDevice
 from perfexp.host import installation
 from perfexp.models import Execution, Precision
@@ -311,6 +314,88 @@ def test_a_model_that_is_a_convolution_itself():
     assert line[:2] == ("the model", "3→4 3×3 16×16")
 
 
+class Attending(torch.nn.Module):
+    """Attention of two shapes: within a module with a fast path, and with a mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+
+    def forward(self, images):
+        tokens = self.block(images.flatten(2)[:, :, :8])
+        mask = torch.ones(3, 3, device=images.device)
+        return torch.nn.functional.scaled_dot_product_attention(
+            tokens, tokens, value=tokens, attn_mask=mask, scale=1.0
+        ).mean(dim=1)
+
+
+ON_A_CPU = {"flash": None, "efficient": "it needs a GPU", "cudnn": "it needs a GPU", "math": None}
+
+
+@pytest.mark.parametrize("phase", ["inference", "train"])
+def test_attention_is_listed_by_shape_with_its_backends(phase):
+    answer = survey(opened(adapt(Attending(), "attending")), key(phase))
+    assert answer["layers"] == []
+    assert answer["attention"] == [
+        {"shape": "2×2×3×4", "dtype": "float32", "auto": "flash", "backends": ON_A_CPU},
+        {"shape": "2×3×8 mask", "dtype": "float32", "auto": "math", "backends": ANY},
+    ]
+    masked = answer["attention"][1]["backends"]
+    assert masked["math"] is None
+    assert masked["flash"]
+
+
+def test_attention_is_listed_in_the_types_of_autocast():
+    execution, precision = Execution(), Precision(name="amp_bf16", autocast="bfloat16")
+    session = adapt(Attending(), "attending").open(
+        device=CpuDevice(), precision=precision, execution=execution, num_classes=None, seed=0
+    )
+    problems, attended = _problems_of(session, session.module, key())
+    assert problems == {}
+    for problem in attended:
+        assert {operand.dtype for operand in problem[:3]} == {torch.bfloat16}
+    assert attended[1].mask.dtype is torch.bfloat16
+
+
+def test_attention_is_recorded_in_a_fork_that_does_without_a_gpu():
+    def replaced():
+        trial.leave_device_unselected(0)
+        with attention.recorded() as problems:
+            Attending().eval()(torch.zeros(2, 3, 4, 4))
+        return [problem.label for problem in problems]
+
+    assert trial.isolated(replaced)() == ["2×2×3×4", "2×3×8 mask"]
+
+
+def test_recording_attention_leaves_torch_as_it_was():
+    before = torch.nn.functional.scaled_dot_product_attention
+    with attention.recorded():
+        assert not torch.backends.mha.get_fastpath_enabled()
+    assert torch.nn.functional.scaled_dot_product_attention is before
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_attention_is_a_table_of_its_own_with_reasons(here, capsys):
+    words = ("model=vit_b_16", "precision=amp_bf16")
+    first, rest = run(capsys, *words).split("\nattention\n")
+    second, third = rest.split("not supported")
+    assert "conv_proj" in first
+    assert "1×12×197×64 bfloat16  auto   –          –      yes" in second
+    assert "efficient, cudnn" in third
+    assert "it needs a GPU" in third
+
+
+def test_a_model_of_attention_alone_has_one_table(here, capsys):
+    pytest.importorskip("transformers")
+    words = ("model=hf:bert", "input_size=64", "model.config.num_hidden_layers=1")
+    text = run(capsys, *words, "precision=tf32")
+    title, head, line, *rest = text.splitlines()
+    assert title.startswith("hf:bert · inference · 64 · batch 1 · fp32 · on ")
+    assert head.split() == ["attention", "flash", "efficient", "cudnn", "math"]
+    assert line.split() == ["1×12×64×64", "float32", "auto", "–", "–", "yes"]
+    assert "tf32 was requested, but fp32 was measured" in " ".join(rest)
+
+
 def test_autocast_decides_the_data_type(here, capsys):
     answer = found(capsys, "model=alexnet", "precision=amp_bf16", "execution.channels_last=true")
     assert {each["dtype"] for each in answer["layers"]} == {"bfloat16"}
@@ -362,7 +447,10 @@ def test_what_a_run_would_refuse_is_refused(capsys, overrides, told):
         (["model=fake", "gpu=fake"], "choose a torch model"),
         (["model=fake"], "choose a torch model"),
         (["model=resnet18", "gpu=h200"], "asks for NVIDIA H200"),
-        (["model=torchvision", "model.name=r3d_18", "input_size=32"], "no 2-D convolution"),
+        (
+            ["model=torchvision", "model.name=r3d_18", "input_size=32"],
+            "no 2-D convolution and calls no scaled",
+        ),
         (["model=alexnet", "input_size=16"], "can't take 1 × 3 × 16 × 16"),
         (["model=alexnet", "algorithm.workspace_bytes=-1"], "give 0 or more"),
         (["model=alexnet", "algorithm.backward_data=gemm"], "no backward_data algorithm"),
@@ -416,8 +504,12 @@ def test_only_algorithms_are_listed_for_a_model(capsys):
     assert "fastest" in json.dumps(json.loads(capsys.readouterr().out))
 
 
-def test_the_group_alone_stays_as_it_is(capsys):
+def test_the_group_alone_lists_its_options_and_attention(capsys):
     assert commands.run(["list", "algorithms"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == len(list((installation.conf_dir() / "algorithm").glob("*.yaml")))
+    options = len(list((installation.conf_dir() / "algorithm").glob("*.yaml")))
+    attention = " ".join(lines[options:])
+    assert attention.startswith(
+        "execution.attention: backend of scaled_dot_product_attention: auto"
+    )
     assert any(line.startswith("winograd_nonfused ") for line in lines)

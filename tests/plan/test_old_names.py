@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import perfexp
-from perfexp.cli import composition
+from perfexp.cli import composition, usage
+from perfexp.errors import UserError
+from perfexp.host import installation
 from perfexp.main import main
 from perfexp.plan import config, plan_file
 from perfexp.records.old_names import arguments_of_today
@@ -48,6 +50,45 @@ def chosen(plan: config.Plan) -> tuple[int | None, bool, float]:
 )
 def test_an_override_of_an_earlier_name_gets_todays(text, today):
     assert arguments_of_today([text]) == [today]
+
+
+@pytest.mark.parametrize("mode", ["mode=decode", "+mode=decode", "mode=inference,decode"])
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+def test_decode_context_is_the_input_size_of_mode_decode(mode, sign):
+    words = [f"{sign}decode.context=[512,4096]", mode]
+    assert arguments_of_today(words) == [f"{sign}input_size=[512,4096]", mode]
+
+
+@pytest.mark.parametrize("others", [[], ["mode=train"], ["model=decode"]])
+def test_decode_context_of_another_mode_is_an_error(others):
+    with pytest.raises(UserError, match=r"decode\.context is for mode=decode"):
+        arguments_of_today(["decode.context=512", *others])
+    assert arguments_of_today(["output_dir=decode.context=5"]) == ["output_dir=decode.context=5"]
+
+
+def test_decode_context_has_the_same_plan_and_hash():
+    llama = ("model=hf:llama", "mode=decode", "gpu=cpu", "tracking=none")
+    one, other = (
+        composition.compose([*llama, text])
+        for text in ("decode.context=[64,128]", "input_size=[64,128]")
+    )
+    assert plan_file.differences(one, other) == []
+    assert plan_file.plan_hash(one) == plan_file.plan_hash(other)
+    assert (
+        perfexp.compose(*llama, decode__context=64).input_size
+        == perfexp.compose(*llama, input_size=64).input_size
+    )
+
+
+@pytest.mark.parametrize("text", ["decode.contxt=5", "context=5"])
+def test_wrong_key_of_decoding_has_the_right_one_suggested(text):
+    with pytest.raises(UserError, match=r"Did you mean decode\.context"):
+        composition.compose(["model=hf:llama", "mode=decode", text])
+
+
+def test_help_explains_decode_context():
+    lines = usage.text([installation.conf_dir()], ["help", "decode.context"])
+    assert "input_size of mode=decode" in " ".join(lines.split())
 
 
 def test_command_with_earlier_names_has_the_same_plan():
