@@ -367,7 +367,7 @@ _SECTIONS = {
     quantities.PEAK_MEMORY: ("Memory", ""),
     quantities.COMPILE_SECONDS: (
         "Compilation",
-        "With `execution=compile` and its like, from the first call to the end of the times.",
+        "If `execution` compiles the model, these cover all calls up to the last timed one.",
     ),
     quantities.OUTPUT_ERROR: (
         "Correctness",

@@ -355,6 +355,6 @@ def _fraction(option: str, text: str, most: float | None = None) -> float:
         )
     if most and value > most:  # every verdict has this level anyway
         raise UserError(
-            f"{option} {text}: give at most {100 * most:g}%, the level of each single verdict."
+            f"{option} {text}: give at most {100 * most:g}%, the error rate of a single verdict."
         )
     return value

@@ -288,9 +288,10 @@ def _refused(sweep: Sweep, sweep_folder: Path, below: _Below) -> Iterator[str]:
 def not_begun(
     sweep: Sweep, folder: Path, begun: Mapping[Path, RunProgress]
 ) -> Iterator[RunProgress]:
-    """Yield the runs of a sweep that have not begun; refused runs have their reason.
+    """Yield the runs of a sweep that have not begun, including refused ones.
 
-    A run that ended well is skipped even if its folder was moved. `status` shows them as missing.
+    `perfexp status` counts their points as missing, and shows why a run was refused. A run that
+    ended well is not among them, even if its folder was moved.
 
     Args:
         begun: runs that have begun, by absolute folder.
@@ -298,6 +299,7 @@ def not_begun(
     children = {child.job: child for child in sweep.children}
     for planned in sweep.planned:
         path, child = run_folder(planned, folder), children.get(planned.job)
+        # a campaign enters runs as interrupted before their processes start
         is_left = child is None or child.error or child.status is Status.INTERRUPTED
         if is_left and path.absolute() not in begun:
             yield _waiting(path, planned.options, child.error if child else None, planned)
@@ -308,6 +310,7 @@ def not_begun(
         # an error without a planned run: the configuration is wrong
         if child.error and child.job not in numbers and path.absolute() not in begun:
             options = dict(sweep.planned[0].options)
+            # an axis is a group or the name in it: `algorithm` or `algorithm.name`
             for axis, value in child.axes.items():
                 group = axis.removesuffix(".name")
                 if group in options:

@@ -132,9 +132,11 @@ class Matching:
 
     @property
     def level(self) -> float | None:
-        """Return the verdict level if all runs alternated until a verdict; None otherwise.
+        """Return the error probability of the intervals if `perfexp ab` made all runs of the pairs.
 
-        `perfexp ab` stores the level of its last look in each record.
+        `perfexp ab` tests for a verdict repeatedly while it measures (`statistics.sequential`), and
+        stores the level of its last test in each record. The strictest level applies. None for
+        other runs, whose level is `ALPHA`. There is at least one pair.
         """
         levels = []
         for before, after in self.pairs:

@@ -355,9 +355,10 @@ class FastestBackend(Races):
 def _exact_runner(
     problem: AttentionProblem, name: str, tensors: Sequence[torch.Tensor]
 ) -> Callable[[], list[torch.Tensor]]:
-    """Return a call without dropout for one sample and head, to measure errors.
+    """Return a function like `_runner`'s for the first sample and head only, without dropout.
 
-    Dropout would be random, and all products at once may not fit into memory in float64.
+    The race measures errors with it, against a reference in float64, in which the scores of all
+    samples and heads may not fit into memory. Dropout would be random.
     """
     query, key, value = (operand.first for operand in problem.operands)
     mask = problem.mask and problem.mask.first

@@ -219,8 +219,8 @@ class SamplePipeline:
         masks = [mask for _, mask in samples]
         if len({mask.shape for mask in masks}) > 1:
             raise UserError(
-                "The images of one batch have different sizes, and so have their masks, which a "
-                "test leaves as they are: use batch_size=1, or images of one size."
+                "The masks of one batch have different sizes, and inference does not resize masks: "
+                "use batch_size=1, or images of one size."
             )
         return HostImages([image for image, _ in samples], self._size, self._training), torch.stack(
             masks

@@ -83,10 +83,12 @@ def random_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
 
     The random numbers come from torch's generator.
     """
-    fraction, ratio, across, down, flip = torch.rand(5).tolist()
-    area = image.width * image.height * (CROP_AREA[0] + fraction * (CROP_AREA[1] - CROP_AREA[0]))
+    area_draw, aspect_draw, across, down, flip = torch.rand(5).tolist()  # each from 0 to 1
+    area = image.width * image.height * (CROP_AREA[0] + area_draw * (CROP_AREA[1] - CROP_AREA[0]))
     # the logarithm of the aspect ratio is uniform, so that tall and wide parts are equally likely
-    aspect = math.exp(math.log(CROP_RATIO[0]) + ratio * math.log(CROP_RATIO[1] / CROP_RATIO[0]))
+    aspect = math.exp(
+        math.log(CROP_RATIO[0]) + aspect_draw * math.log(CROP_RATIO[1] / CROP_RATIO[0])
+    )
     width = min(math.sqrt(area * aspect), image.width)
     height = min(math.sqrt(area / aspect), image.height)
     left, top = across * (image.width - width), down * (image.height - height)

@@ -156,11 +156,11 @@ class TorchTrainer(Trainer):
 
         Otherwise the first checkpoint would delay training by these one-off costs.
         """
-        # these are written at the same time
-        last_files = self._checkpoint({}), self._module.state_dict(), self._average
-        content = self._on_host(last_files)[0]  # torch keeps the pinned memory that it frees
-        # starts a thread and imports modules
-        self._writer.submit(torch.save, content["random"], BytesIO()).result()
+        # at the end of training, copies of all three are in host memory at once
+        states = self._checkpoint({}), self._module.state_dict(), self._average
+        checkpoint, *_ = self._on_host(states)  # torch keeps the pinned memory that it frees
+        # any small content starts the thread and imports the modules that torch.save needs
+        self._writer.submit(torch.save, checkpoint["random"], BytesIO()).result()
 
     def save(self, path: Path, facts: dict[str, Any], *, later: bool = False) -> None:
         """Write a checkpoint, after earlier files.

@@ -353,7 +353,7 @@ class Corpus:
     def calibration(self, curve: MeasuredCurve) -> Calibration:
         """Return a curve's calibration by curves for other models or algorithms on its device.
 
-        Curves in the same place share it.
+        Curves with the same `place_of` share it.
         """
         curve_place = place_of(curve)
         if curve_place not in self._calibrations:

@@ -191,9 +191,15 @@ def _interpolated(work: Samples, log_values: Samples, targets: Samples) -> Sampl
 def _scaling_model(
     work: Samples, log_values: Samples, targets: Samples, *, errors: Samples
 ) -> tuple[Samples, float]:
-    """Return the scaling model's predictions and their scatter, as logarithms.
+    """Return the scaling model's predictions at `targets` and their scatter, as logarithms.
 
-    If there are too few sizes to fit it, they are the median and the standard deviation.
+    If there are too few sizes to fit the model, it predicts the median, and the scatter is the
+    standard deviation.
+
+    Args:
+        work: log work (pixels × batch size) of the points to fit.
+        targets: log work of the points to predict.
+        errors: relative standard errors of the points to fit.
     """
     top = work.max()
     try:

@@ -180,14 +180,14 @@ DIAGNOSTICS: dict[str, Rule] = {
     "process_apart": _warning(
         "a process took {ratio:.3g} times as long as the others: {median} per call in process "
         "{number}, {others} in the others; time and interval include it",
-        "stop other work on this machine, then measure again; of more processes (processes=N) "
-        "each weighs less",
+        "stop other work on this machine and measure again, or use more processes (processes=N), "
+        "so that one outlier weighs less",
         by="ratio:.3g",
         badness=_apart,
     ),
     "processes_differ": _note(
         "the medians of {processes} processes ({medians}) differ by {spread:.1%} (standard "
-        "deviation), which their calls do not show; the interval includes it",
+        "deviation), more than the calls within a process explain; the interval includes it",
         "use more processes (processes=N) for a narrower interval",
     ),
     "too_few_samples": _note(
@@ -332,7 +332,7 @@ DIAGNOSTICS: dict[str, Rule] = {
     ),
     "energy_pace": _note(
         "the energy of a call depends on its pace: {paces}",
-        "compare energies at one pace; {advice} brings loop and device together",
+        "compare energies at one pace; with {advice} the timed loop can keep the device busy",
     ),
     "profile_incomplete": _warning("the profile is incomplete: {reason}", "{advice}"),
 }

@@ -134,10 +134,12 @@ def _shortages(rows: Sequence[Row], number: float, title: str) -> Iterator[str]:
     """
     measured, missing = 0, []
     for row in rows:
-        if interval := row.percentile(number):
-            measured += 1
-            if interval.low is None:
-                missing.append(row.times[row.service_kind or ""])
+        interval = row.percentile(number)
+        if interval is None or row.service_kind is None:
+            continue
+        measured += 1
+        if interval.low is None:
+            missing.append(row.times[row.service_kind])
     if missing:
         share_of_points = ""
         if measured > 1:

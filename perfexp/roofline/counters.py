@@ -142,7 +142,7 @@ def count(launch: KernelLaunch) -> Counted:
     seconds, amounts = _amounts(launch.metrics)
     flops, lacking = _core_flops(amounts)
     moves = _remove_moves(launch.kernel, flops)
-    tensor, estimated, unsized = _tensor_flops(amounts, launch.capability)
+    tensor, estimated, tensor_lacking = _tensor_flops(amounts, launch.capability)
     names = next((names for names in _DRAM_BYTES if amounts.keys() >= set(names)), ())
     return Counted(
         seconds=seconds,
@@ -152,7 +152,7 @@ def count(launch: KernelLaunch) -> Counted:
         sm_share=launch.metrics.get(_SM),
         dram_share=_first(launch.metrics, _DRAM),
         estimated=estimated,
-        lacking=(*lacking, *unsized),
+        lacking=(*lacking, *tensor_lacking),
         moves=moves,
     )
 
@@ -244,9 +244,10 @@ def _core_flops(amounts: Mapping[str, float]) -> tuple[dict[str, float], list[st
 def _tensor_flops(
     amounts: Mapping[str, float], capability: str
 ) -> tuple[dict[str, float], bool, list[str]]:
-    """Return tensor-core FLOPs by data type, whether they are estimated, and unusable counters.
+    """Return tensor-core FLOPs by data type, whether they are estimated, and missing counters.
 
-    A counter is unusable if its instruction size is unknown.
+    Without operation counters, the FLOPs are estimated from instruction counts. If the instruction
+    size of this GPU is unknown, too, the operation counters are reported as missing.
 
     Args:
         amounts: counts by counter name.
@@ -273,8 +274,8 @@ def _tensor_flops(
     size = HMMA_FLOPS.get(capability)
     if matrix is not None and size:
         flops["tensor"] = matrix * size
-    unsized = ["sm__ops_path_tensor_src_*.sum"] if matrix and not size else []
-    return flops, any(flops.values()), unsized
+    missing = ["sm__ops_path_tensor_src_*.sum"] if matrix and not size else []
+    return flops, any(flops.values()), missing
 
 
 def _without_overlap(counts: Mapping[str, float]) -> float:

@@ -312,8 +312,8 @@ class Workbench:
         """
         execution = self.plan.execution
         is_auto = execution.attention is Attention.auto
-        # `auto` only records which backend runs; ranks other than the first report nothing, so they
-        # would record for ever
+        # `auto` only records, until the report, which backend runs. Of several ranks only the first
+        # reports, so the others would never stop recording. A model without torch has no attention
         if is_auto and (self.plan.ranks > 1 or "torch" not in sys.modules):
             return nullcontext()
         from perfexp.convolution import attention  # imports torch

@@ -486,7 +486,7 @@ def _make_stamped_call(step: Step, marker: Marker, stamps: Stamps) -> str | None
     """
     marker.restart()
     stamps.start()
-    no_backward = None
+    why_no_backward = None
     for name, part in step.segments:
         with ExitStack() as stack:
             if name == "backward":
@@ -494,7 +494,7 @@ def _make_stamped_call(step: Step, marker: Marker, stamps: Stamps) -> str | None
                 if isinstance(loss, torch.Tensor) and loss.grad_fn is not None:
                     stack.enter_context(stamps.following(loss))
                 else:
-                    no_backward = "the step does not store a loss with a graph"
+                    why_no_backward = "the step does not store a loss with a graph"
             with stamps.around(RangeMark(Scope.phase, kind=name)):
                 part()
-    return no_backward
+    return why_no_backward

@@ -57,6 +57,8 @@ class _PlottedRun(NamedTuple):
 
     Attributes:
         row: the row; None if the run left no record.
+        ratio: None for a baseline, and for a run that was not compared.
+        is_baseline: whether it was compared; if so, a run without `ratio` is the baseline.
     """
 
     child: SweepChild
@@ -141,6 +143,7 @@ def plot(sweep_analysis: SweepAnalysis) -> Chart | Bars | None:
         on_device = device or "unknown devices"
         text = f"samples/s of all devices with their 95 % {interval}, on {on_device}"
         return _over_devices(replace(caption, subtitle=text), runs, fields)
+    # a baseline's entry is None; a run that was not compared has no entry
     ratios = sweep_verdicts.time_ratios(sweep_analysis)
     for number, run in enumerate(runs):
         runs[number] = run._replace(ratio=ratios.get(run.place), is_baseline=run.place in ratios)

@@ -127,7 +127,7 @@ def _of_axes(counts: Mapping[str, str], records: Sequence[Record]) -> str:
     """Return a sweep's name: `3 models × 2 algorithms`, then the words that all records share.
 
     Args:
-        counts: number of values with a space, by axis; empty texts while it is unknown.
+        counts: text before each axis's noun, such as `3 `; empty while the number is unknown.
     """
     nouns = []
     for axis, count in counts.items():
