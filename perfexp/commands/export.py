@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -24,23 +24,30 @@ from perfexp.commands.app import (
     write_files,
 )
 from perfexp.commands.show import refuse_unfinished
+from perfexp.comparison.measures import MEASURES
+from perfexp.comparison.pairing import KEY_FIELDS, label, measured
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import algorithm_plan, folders, units
 from perfexp.records.analysis import Analysis
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
-from perfexp.report.tables import csv_tables, dashboards, flat, json_results, layer_tables, tidy
-from perfexp.report.tables.dashboards import FORMATS, Figures
+from perfexp.report.tables import csv_tables, flat, json_results, layer_tables, tidy
 from perfexp.report.tables.flat import Line
 from perfexp.report.tables.layer_tables import LayerRow
 from perfexp.report.tables.tidy import Block
+from perfexp.statistics.moderated import Repeats
 
 if TYPE_CHECKING:
     import pandas as pd
 
+
 #: Tables of many runs.
 TABLES = ("points", "layers", "samples")
 _REMEDY = "Choose another with --out FILE"
+#: Figures by point, which has the same name in every run, and measure; empty for a failed point.
+Figures = dict[str, dict[str, Repeats]]
+#: Bencher's own measures with the factor to their units: nanoseconds, and operations/s.
+_BUILT_IN = {"latency": ("latency", 1e9), "throughput": ("throughput", 1.0)}
 
 
 class Format(StrEnum):
@@ -328,7 +335,7 @@ class Collected:
         run = _ExportedRun(
             ended=record.ended,
             lines=flat.points(analysis, file.parent),
-            figures=dashboards.figures(analysis),
+            figures=figures(analysis),
         )
         if membership:
             run.sweep = membership.uid, membership.job
@@ -362,3 +369,45 @@ class Collected:
         """Print why something was not exported, and remember it in the exit code."""
         echo(f"not exported: {error}", err=True)
         self.exit_code = 1
+
+
+def figures(analysis: Analysis) -> Figures:
+    """Return all figures of a run."""
+    return {label(one, (*one.features, *KEY_FIELDS)): one.figures for one in measured(analysis)}
+
+
+def _bencher(every: Figures) -> dict[str, dict[str, Any]]:
+    """Return a Bencher Metric Format document."""
+    document = {}
+    for point, measures in every.items():
+        metrics = {}
+        for measure, figure in measures.items():
+            named = f"{measure} ({MEASURES[measure].unit})", 1.0
+            key, factor = _BUILT_IN.get(measure, named)
+            value = figure.interval
+            ends = {"value": value.value, "lower_value": value.low, "upper_value": value.high}
+            metrics[key] = {end: factor * one for end, one in ends.items() if one is not None}
+        if metrics:
+            document[point] = metrics
+    return document
+
+
+def _smaller_is_better(every: Figures) -> list[dict[str, Any]]:
+    """Return entries for the action's tool `customSmallerIsBetter`, without rates and accuracy."""
+    entries = []
+    for point, measures in every.items():
+        for measure, figure in measures.items():
+            kind, value = MEASURES[measure], figure.interval
+            if kind.is_better_if_lower:
+                entry = {"name": f"{point} · {measure}", "unit": kind.unit, "value": value.value}
+                if value.relative_half_width is not None:
+                    entry["range"] = f"± {value.relative_half_width * value.value:.3g}"
+                entries.append({**entry, "extra": f"processes: {len(figure.values)}"})
+    return entries
+
+
+#: Documents by `perfexp export --format`.
+FORMATS: dict[str, Callable[[Figures], Any]] = {
+    "bencher": _bencher,
+    "github-action-benchmark": _smaller_is_better,
+}

@@ -13,7 +13,6 @@ from perfexp.errors import UserError
 from perfexp.plan.speed_folder import default_folder, refuse_no_folder
 from perfexp.records import folders
 from perfexp.records.record import Record
-from perfexp.records.subject import one_line
 from perfexp.report.speed import Facts, Mode, Speed, of_log, of_record, placing
 
 _REMEDY = "Choose another folder with --out DIR."
@@ -91,7 +90,7 @@ def speed(
     for path, training in written.items():
         exit_code = exit_code or int(training.failed)
         documents.append({"file": path, "remark": training.remark, **training.document()})
-        lines.append(line_of(training, path))
+        lines.append(training.line(path))
     emit({"trainings": documents}, lines, as_json=as_json)
     raise typer.Exit(exit_code)
 
@@ -135,15 +134,6 @@ def _of_runs(path: Path) -> Iterator[Speed]:
             f"{path} holds no training: only mode=train and mode=train_inference have one."
         )
     yield from trainings
-
-
-def line_of(training: Speed, path: Path | None) -> str:
-    """Return a training's speed as a line: file path if it has one, figure, and origin.
-
-    `train-speed` prints it, too.
-    """
-    figure = "failed" if training.failed else f"{training.images_per_second:.6g} images/s"
-    return one_line(f"{path or 'no file'}: {figure} ({training.remark})")
 
 
 def _write(training: Speed, out: Path, written: Collection[Path], places: Sequence[Path]) -> Path:

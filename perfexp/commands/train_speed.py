@@ -10,7 +10,6 @@ import typer
 
 from perfexp.cli.composition import compose
 from perfexp.commands.app import LARGEST, MIXED, ConfigDir, app, command_line, echo
-from perfexp.commands.speed import line_of
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.plan import config, naming
@@ -256,7 +255,7 @@ def _print_speed(folder: Path) -> int:
     speed_dir = record.plan.get("speed_dir")
     wanted, went_wrong = Path(str(speed_dir)).expanduser().resolve() if speed_dir else None, False
     for speed, path in speed_files.where(record, folder):
-        echo(line_of(speed, path))
+        echo(speed.line(path))
         echo(f"FINAL_RESULT: {speed.images_per_second:.6g} images/s")
         is_there = path is not None and wanted in (None, path.parent.resolve())
         went_wrong |= speed.failed or not is_there
