@@ -51,45 +51,55 @@ _COMMON = dict.fromkeys(
 _NOT_SENT, _INTERRUPTED = 3, 130
 
 
+VariantA = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="'A'", help="Overrides of the baseline as one quoted argument; '' for none."
+    ),
+]
+VariantB = Annotated[
+    str | None,
+    typer.Argument(metavar="'B'", help="Overrides of the other variant: 'algorithm=fft'."),
+]
+Common = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="COMMON", help="Overrides of both: model=resnet50 output_dir=DIR."),
+]
+MaxSeconds = Annotated[
+    float, typer.Option(min=0, help="Begin no process that would probably end later.")
+]
+Left = Annotated[
+    str | None,
+    typer.Option(metavar="FILE:NAME", help="Function to compare with, in place of A."),
+]
+Right = Annotated[
+    str | None, typer.Option(metavar="FILE:NAME", help="Function to judge, in place of B.")
+]
+Inputs = Annotated[
+    str | None,
+    typer.Option(metavar="FILE:NAME", help="Function that makes their inputs from a seed."),
+]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(min=0, help="Largest relative error of the right side's outputs."),
+]
+
+
 @app.command()
 def ab(
-    a: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="'A'", help="Overrides of the baseline as one quoted argument; '' for none."
-        ),
-    ] = None,
-    b: Annotated[
-        str | None,
-        typer.Argument(metavar="'B'", help="Overrides of the other variant: 'algorithm=fft'."),
-    ] = None,
-    common: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="COMMON", help="Overrides of both: model=resnet50 output_dir=DIR."),
-    ] = None,
-    max_seconds: Annotated[
-        float, typer.Option(min=0, help="Begin no process that would probably end later.")
-    ] = 600.0,
+    a: VariantA = None,
+    b: VariantB = None,
+    common: Common = None,
+    max_seconds: MaxSeconds = 600.0,
     margin: sides.Margin = "1%",
     fdr: sides.Fdr = "5%",
     metric: sides.Metrics = None,
     allow: sides.Allow = None,
     config_dir: ConfigDir = None,
-    left: Annotated[
-        str | None,
-        typer.Option(metavar="FILE:NAME", help="Function to compare with, in place of A."),
-    ] = None,
-    right: Annotated[
-        str | None, typer.Option(metavar="FILE:NAME", help="Function to judge, in place of B.")
-    ] = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(metavar="FILE:NAME", help="Function that makes their inputs from a seed."),
-    ] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(min=0, help="Largest relative error of the right side's outputs."),
-    ] = None,
+    left: Left = None,
+    right: Right = None,
+    inputs: Inputs = None,
+    tolerance: Tolerance = None,
     as_json: Json = False,
 ) -> None:
     """Measure two variants in turn, A B B A …, until one is faster or both are the same.
@@ -123,8 +133,25 @@ def ab(
         raise typer.Exit(int(compared.verdict is Verdict.NOT_COMPARABLE))
     if a is None or b is None:
         raise UserError("Missing argument 'A' or 'B': give the overrides of both, such as ''.")
-    given_keys(common or (), _SET_BY)
-    overrides = without_credentials(command_line(arguments_of_today(common or ()), config_dir))
+    raise typer.Exit(_run(a, b, common or (), config_dir, settings, metric, max_seconds))
+
+
+def _run(
+    a: str,
+    b: str,
+    common: Sequence[str],
+    config_dir: Path | None,
+    settings: Settings,
+    metric: str | None,
+    max_seconds: float,
+) -> int:
+    """Measure two variants until they are decided, print the comparison, and return the exit code.
+
+    Raises:
+        UserError: the overrides are wrong, or the variants measure different points.
+    """
+    given_keys(common, _SET_BY)
+    overrides = without_credentials(command_line(arguments_of_today(common), config_dir))
     variants = [without_credentials(_split("A", a)), without_credentials(_split("B", b))]
     commands = [_arguments(overrides, variant) for variant in variants]
     plains = list(map(compose, commands))
@@ -148,12 +175,11 @@ def ab(
             sweep_run.begin()
             run = AbRun(sweep_run, console, decisive, max_seconds)
             code = _measure(run, sweep_run, assignments)
-            code = _show(root, settings, console, code)
+            return _show(root, settings, console, code)
         except KeyboardInterrupt:
             continuation = sweep_run.sweep.continuation(root)
             console.error(f"Interrupted. Finished points are on disk; to continue: {continuation}")
-            code = _INTERRUPTED
-    raise typer.Exit(code)
+            return _INTERRUPTED
 
 
 def _rule(settings: Settings, metric: str | None) -> list[str]:

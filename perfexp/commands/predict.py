@@ -52,16 +52,19 @@ class _Prediction(NamedTuple):
     answer: Answer
 
 
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE… | check [DIR…]",
+        help="Overrides of a run (model=vgg16 batch_size=32 gpu=h200); "
+        "or check, and folders of records.",
+    ),
+]
+
+
 @app.command()
 def predict(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE… | check [DIR…]",
-            help="Overrides of a run (model=vgg16 batch_size=32 gpu=h200); "
-            "or check, and folders of records.",
-        ),
-    ] = None,
+    overrides: Overrides = None,
     corpus_folders: Corpus = None,
     measured: Annotated[
         int,

@@ -19,7 +19,7 @@ import typer
 from perfexp.cli.composition import compose
 from perfexp.cli.resume import Begun, begun_run
 from perfexp.commands import compare, sides
-from perfexp.commands.app import RECORD, SWEEP, ConfigDir, app, echo
+from perfexp.commands.app import RECORD, SWEEP, ConfigDir, app, command_line, echo
 from perfexp.commands.show import refuse_unfinished
 from perfexp.commands.train_speed import given_keys
 from perfexp.comparison import comparability, comparison_table, judging
@@ -33,7 +33,8 @@ from perfexp.doctor import environment
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.plan import config, naming, plan_file
-from perfexp.plan.flags import CONFIG_DIR, DRY_RUN
+from perfexp.plan.config import Plan
+from perfexp.plan.flags import DRY_RUN
 from perfexp.plan.override_keys import is_measured, key_of
 from perfexp.plan.overrides import quoted
 from perfexp.records import units
@@ -55,52 +56,53 @@ _MOST_PROCESSES = 100
 MEASURES = ("device", "latency", "throughput", "memory", "energy", "accuracy")
 
 
+Place = Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or its record.json.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Overrides of a record that you did not begin, or that differ here.",
+    ),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Fresh processes; by default as in the record, at least 5 for 3 points.",
+    ),
+]
+Image = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Measure in this container image, which is on this machine."),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(metavar="PROGRAM", help="Container engine; by default docker, or else podman."),
+]
+DryRun = Annotated[
+    bool, typer.Option(DRY_RUN, help="Check the record, and print what would be measured.")
+]
+OutcomeJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print outcome, folder and comparison; all else goes to stderr."),
+]
+
+
 @app.command()
 def reproduce(
-    place: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run's folder, or its record.json.")
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="Overrides of a record that you did not begin, or that differ here.",
-        ),
-    ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Fresh processes; by default as in the record, at least 5 for 3 points.",
-        ),
-    ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Measure in this container image, which is on this machine."
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROGRAM", help="Container engine; by default docker, or else podman."
-        ),
-    ] = None,
+    place: Place,
+    overrides: Overrides = None,
+    processes: Processes = None,
+    image: Image = None,
+    engine: Engine = None,
     margin: sides.Margin = "1%",
     fdr: sides.Fdr = "5%",
     metric: sides.Metrics = None,
     allow: sides.Allow = None,
     config_dir: ConfigDir = None,
-    dry_run: Annotated[
-        bool, typer.Option(DRY_RUN, help="Check the record, and print what would be measured.")
-    ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print outcome, folder and comparison; all else goes to stderr."
-        ),
-    ] = False,
+    dry_run: DryRun = False,
+    as_json: OutcomeJson = False,
 ) -> None:
     """Measure a record's plan again and compare: REPRODUCED, DIFFERS, UNDECIDED or NOT COMPARABLE.
 
@@ -135,7 +137,8 @@ def reproduce(
             "folder": str(repetition.folder),
         }
         echo(json.dumps(answer | {"comparison": msgspec.to_builtins(compared)}, indent=1))
-    raise typer.Exit(EXIT_CODES[outcome.outcome])
+    # the same as for `perfexp check`
+    raise typer.Exit({Outcome.REPRODUCED: 0, Outcome.DIFFERS: 1}.get(outcome.outcome, 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,9 +224,7 @@ def _settle(
     # measure the batch size that the record's search found, instead of searching again
     if "batch_size" not in given_names:
         batch_overrides = _found_batches(record, given_names)
-    flags = []
-    if config_dir is not None:
-        flags = [f"{CONFIG_DIR[0]}={config_dir}"]
+    flags = command_line((), config_dir)
     typed = [*flags, *overrides, *batch_overrides]
     if processes is not None:
         typed.append(f"processes={processes}")
@@ -237,9 +238,7 @@ def _settle(
     elsewhere = [text for text in arguments if not text.startswith("output_dir=")]
     plain = compose(arguments)
     plan = config.typed(plain)
-    folder = naming.run_folder(replace(plan, stage=None), "again").absolute()
-    if folder.resolve() == folder_of(source).resolve():
-        raise UserError(f"output_dir={folder} is the record's own folder; choose another.")
+    folder = _folder(plan, source)
     named = (Path(text.partition("=")[2]) for text in elsewhere)
     differing = {
         key_of(text) for text in [*overrides, *batch_overrides] if text not in record.command
@@ -253,9 +252,30 @@ def _settle(
         has_gpus=fact_at(record.environment, "device.kind") == "cuda",
     )
     # a container composes its own plan, with the code in its image
-    if composed_here and (why := plan_file.refusal_of_sources(record.plan, plain)):
+    if composed_here:
+        _refuse_other_plan(record, source, repetition, plain)
+    return repetition
+
+
+def _folder(plan: Plan, source: Path) -> Path:
+    """Return the repetition's folder; raise `UserError` if it is the record's own."""
+    folder = naming.run_folder(replace(plan, stage=None), "again").absolute()
+    if folder.resolve() == folder_of(source).resolve():
+        raise UserError(f"output_dir={folder} is the record's own folder; choose another.")
+    return folder
+
+
+def _refuse_other_plan(
+    record: Record, source: Path, repetition: _Repetition, plain: Mapping[str, Any]
+) -> None:
+    """Raise `UserError` if the record's command gives another plan or other code here.
+
+    Args:
+        plain: the plan as composed here.
+    """
+    if why := plan_file.refusal_of_sources(record.plan, plain):
         raise UserError(f"{source} was measured with other code: {why} Nothing was run.")
-    if composed_here and (changes := repetition.changes(plain)):
+    if changes := repetition.changes(plain):
         listed = "\n  ".join(changes[:20])
         maker = f"perfexp {record.perfexp_version}"
         if commit := fact_at(record.environment, "git.commit"):
@@ -265,7 +285,6 @@ def _settle(
             f"which {maker} made:\n  {listed}\n"
             "Use that version, or type the values again as KEY=VALUE. Nothing was run."
         )
-    return repetition
 
 
 def _begun(record: Record, path: Path) -> Begun:
@@ -435,15 +454,6 @@ class Outcome(StrEnum):
     DIFFERS = "differs"
     UNDECIDED = "undecided"
     NOT_COMPARABLE = "not comparable"
-
-
-#: Exit codes, the same as for `perfexp check`.
-EXIT_CODES = {
-    Outcome.REPRODUCED: 0,
-    Outcome.DIFFERS: 1,
-    Outcome.UNDECIDED: 2,
-    Outcome.NOT_COMPARABLE: 2,
-}
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,15 @@ _SET_BY = {
 _INPUT_SIZE = "512x1024"
 
 
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Overrides of a run: data=cityscapes data.root=DIR, input_size=512x512, ….",
+    ),
+]
+
+
 # -1 is a number to refuse, not an option
 @app.command("train-speed", context_settings={"ignore_unknown_options": True})
 def train_speed(
@@ -62,13 +71,7 @@ def train_speed(
             metavar="WORKERS", min=0, max=LARGEST, help="Processes that load data, per GPU."
         ),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="Overrides of a run: data=cityscapes data.root=DIR, input_size=512x512, ….",
-        ),
-    ] = None,
+    overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option(DRY_RUN, help="Print what would be measured.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:

@@ -24,7 +24,7 @@ from perfexp.convolution.coverage import LayerReport, LayerStatus, Pass
 from perfexp.convolution.proof import (
     AttentionReport,
     AttentionSeen,
-    mark_attention,
+    mark,
     mark_backward,
     watch_attention,
 )
@@ -617,11 +617,11 @@ class AttentionBackends:
         marks = self._marks
         if marks is not None:
             marks.append((problem, Pass.forward))
-            mark_attention(problem.device)
+            mark(problem.device.type)
         with sdpa_kernel(BACKENDS[name]) if self.is_forced else nullcontext():
             outputs = _OPERATOR.decompose(*arguments, **settings)
         if marks is not None:
-            mark_attention(problem.device)
+            mark(problem.device.type)
             mark_backward(outputs, partial(marks.append, (problem, Pass.backward)))
         return outputs
 

@@ -116,9 +116,13 @@ def kernel_names(call: Callable[[], Any], *, is_cuda: bool = True) -> list[str]:
     ]
 
 
-def mark() -> None:
-    """Mark a place in the current stream."""
-    torch.cuda._sleep(_MARKER_CYCLES)
+def mark(device_type: str = "cuda") -> None:
+    """Mark a place in the current stream, or among a CPU's operators."""
+    if device_type == "cuda":
+        torch.cuda._sleep(_MARKER_CYCLES)
+    else:
+        with torch.profiler.record_function(MARKER):
+            pass
 
 
 def between_markers(names: Iterable[str]) -> list[tuple[str, ...]]:
@@ -211,15 +215,6 @@ class AttentionSeen:
         return replace(report, status=LayerStatus.unproven, reason=reason)
 
 
-def mark_attention(device: torch.device) -> None:
-    """Mark a place among the observed kernels, or operators on a CPU."""
-    if device.type == "cuda":
-        mark()
-    else:
-        with torch.profiler.record_function(MARKER):
-            pass
-
-
 def watch_attention(
     call: Callable[[], Any], device: str
 ) -> tuple[list[tuple[str, ...]], list[str]]:
@@ -244,14 +239,14 @@ def mark_backward(outputs: torch.Tensor, begin: Callable[[], None]) -> None:
         node = node.next_functions[0][0] if node.next_functions else None
     else:
         return
-    device = outputs.device
+    device = outputs.device.type
 
     def before(*_: Any) -> None:
         begin()
-        mark_attention(device)
+        mark(device)
 
     node.register_prehook(before)
-    node.register_hook(lambda *_: mark_attention(device))
+    node.register_hook(lambda *_: mark(device))
 
 
 class AttentionReport(AlgorithmReport):
