@@ -328,6 +328,9 @@ def _processes(folder: Path) -> int:
 class AbRun:
     """Two runs measured in turn, for example A B, B A, A B.
 
+    They are compared after each pair of processes, with a stricter level each time
+    (`statistics.sequential`), so that looking often does not produce false verdicts.
+
     Attributes:
         exit_codes: exit codes of ended runs; the greatest counts.
 
