@@ -28,7 +28,7 @@ from perfexp.cli.resume import with_resumed
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import credentials, fork_server, interrupts, scheduler
 from perfexp.host.files import refuse_deleted_cwd
-from perfexp.plan import config, naming, plan_file, prerequisites, schema, validation
+from perfexp.plan import config, naming, plan_file, prerequisites, validation
 from perfexp.plan.flags import (
     CONFIG_DIR,
     DRY_RUN,
@@ -73,8 +73,6 @@ from perfexp.run.sweep_run import OPTIMUM, SweepRun
 #: Exit code if everything was measured but a tracker did not accept a record.
 _NOT_SENT = 3
 _LAUNCHER = "hydra/launcher"
-#: Keys of a plan that follow from its algorithm or say how it was typed.
-_OF_ALGORITHM = ("algorithm", "choices", "command", "sources", "uid")
 #: A sweep with more runs takes several seconds to compose, so a note is printed.
 _MANY = 20
 
@@ -325,10 +323,6 @@ class _Application:
         if settings.mode == RunMode.MULTIRUN:
             self._join(composed)
         plain = config.plan_of(composed, settings.runtime.choices, command)
-        if self._repeats_cold_start(plain):
-            composed.cold_start = False
-            command.append("cold_start=false")
-            plain = config.plan_of(composed, settings.runtime.choices, command)
         assignment = self._assignment(plain)
         plan, paths = assignment.plan, RunPaths(assignment.folder)
         if not self.overwrites:
@@ -350,18 +344,6 @@ class _Application:
         if self.sweep_run is not None:
             self.sweep_run.accept(assignment)
         return assignment
-
-    def _repeats_cold_start(self, plain: dict[str, Any]) -> bool:
-        """Return whether an earlier run of a sparse sweep has the cold start of the same call.
-
-        Its algorithm may differ: one cold start per model is enough for a campaign, unless the user
-        typed `cold_start=`.
-        """
-        is_sparse = plain["sweep"]["_target_"] == schema.TARGETS["sweep/sparse"]
-        if not (is_sparse and plain["cold_start"]) or "cold_start" in map(key_of, plain["command"]):
-            return False
-        call = _without_algorithm(plain)
-        return any(_without_algorithm(run.plain) == call for run in self._waiting)
 
     def _measure(self, assignment: Assignment) -> Record | PerfexpError:
         """Measure a run and return its outcome, a record or a failure, after it is entered."""
@@ -533,8 +515,8 @@ class _Application:
 def _overrides(settings: HydraConf) -> list[str]:
     """Return a run's overrides as typed.
 
-    Interpolations stay unresolved, because they may hold credentials. In a sweep Hydra writes
-    `hf\\:bert` for `hf:bert`, by which a resumed run would not be found.
+    Interpolations stay unresolved, because they may hold credentials. In a sweep Hydra puts a
+    backslash before the colon of `hf:bert`, by which a resumed run would not find the model.
     """
     texts = map(str, OmegaConf.to_container(settings.overrides.task, resolve=False) or ())
     return [text if {"'", '"'} & set(text) else text.replace("\\:", ":") for text in texts]
@@ -570,10 +552,6 @@ def _multirun(written: Path) -> bytes:
     if file.is_file():
         return file.read_bytes()
     return OmegaConf.to_yaml({"hydra": HydraConfig.get()}).encode()
-
-
-def _without_algorithm(plain: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in plain.items() if key not in _OF_ALGORITHM}
 
 
 def _objective(record: Record, direction: Any) -> float | list[float]:

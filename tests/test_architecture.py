@@ -95,7 +95,7 @@ STARTS_WITHOUT = {
 }
 FORBIDDEN_NAMES = {"utils", "helpers", "common", "misc"}
 #: Basenames of modules that have the same role in sibling packages; a command's module is called as the command.
-SAME_ROLE = {"__init__", "fake", "nvml"}
+SAME_ROLE = {"__init__", "fake"}
 COMMANDS = "perfexp.commands."
 
 MODULES = {

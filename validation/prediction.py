@@ -385,7 +385,7 @@ def read_records(paths: Sequence[Path]) -> dict[str, list[Truth]]:
     found: dict[str, list[Truth]] = {}
     for curve in find_curves(paths):
         if len(curve.values) >= DENSE:
-            found.setdefault(curve.quantity, []).append(curve.truth())
+            found.setdefault(curve.quantity, []).append(Truth.of(curve))
     return found
 
 

@@ -160,24 +160,7 @@ def call_with_hydra(
             stack.enter_context(_masked_stdout())
         nodes = {name: _node(name, arguments) for name in _models_without_file(arguments)}
         config.register(Path(scratch), {**nodes, **own_models.nodes(arguments), **(models or {})})
-        create = Plugins.instantiate_sweeper
-
-        def sweeper(plugins: Plugins, *, config: DictConfig, **others: Any) -> Sweeper:
-            """Create Hydra's sweeper; call `begun` before it and `composed` after its jobs."""
-            begun(config.hydra)
-            created = create(plugins, config=config, **others)
-            call_jobs = created.sweep
-
-            def sweep(arguments: list[str]) -> Any:
-                """Run the sweep's jobs, then call `composed`."""
-                result = call_jobs(arguments)
-                composed()
-                return result
-
-            created.sweep = sweep  # type: ignore[method-assign]
-            return created
-
-        stack.enter_context(patch.object(Plugins, "instantiate_sweeper", sweeper))
+        stack.enter_context(_hooked_sweeper(begun, composed))
         try:
             hydra.main(
                 version_base="1.3", config_path=str(installation.conf_dir()), config_name="config"
@@ -191,6 +174,35 @@ def call_with_hydra(
             if isinstance(error, FOREIGN_ERRORS) or not typed:
                 raise
             raise UserError(f"Hydra refuses {' '.join(typed)}: {error}".rstrip(": ")) from error
+
+
+@contextmanager
+def _hooked_sweeper(
+    begun: Callable[[HydraConf], None], composed: Callable[[], None]
+) -> Iterator[None]:
+    """While entered, Hydra calls `begun` before it creates a sweeper and `composed` after its jobs.
+
+    See `call_with_hydra`.
+    """
+    create = Plugins.instantiate_sweeper
+
+    def sweeper(plugins: Plugins, *, config: DictConfig, **others: Any) -> Sweeper:
+        """Create Hydra's sweeper, whose jobs are followed by `composed`."""
+        begun(config.hydra)
+        created = create(plugins, config=config, **others)
+        call_jobs = created.sweep
+
+        def sweep(arguments: list[str]) -> Any:
+            """Run the sweep's jobs, then call `composed`."""
+            result = call_jobs(arguments)
+            composed()
+            return result
+
+        created.sweep = sweep  # type: ignore[method-assign]
+        return created
+
+    with patch.object(Plugins, "instantiate_sweeper", sweeper):
+        yield
 
 
 def _models_without_file(arguments: Sequence[str]) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import shlex
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,20 +20,24 @@ from perfexp.commands.app import ConfigDir, Json, app, command_line, emit
 from perfexp.commands.compare import print_comparison
 from perfexp.commands.train_speed import given_keys
 from perfexp.comparison import comparison_table, judging
-from perfexp.comparison.document import Verdict
+from perfexp.comparison.document import Compared, Verdict, with_verdict
 from perfexp.comparison.judging import Settings
-from perfexp.errors import UserError
+from perfexp.comparison.pairing import Side
+from perfexp.errors import PerfexpError, UserError
 from perfexp.host import interrupts
 from perfexp.plan import config, naming, plan_file
 from perfexp.plan.override_keys import key_of
 from perfexp.plan.overrides import without_credentials
+from perfexp.records import units
+from perfexp.records.analysis import Analysis
 from perfexp.records.fact_lookup import fact_at
 from perfexp.records.old_names import arguments_of_today
 from perfexp.records.paths import RunPaths, refuse_link
+from perfexp.records.record import Record, Status
 from perfexp.report.console import Console
-from perfexp.run import callable_judge
-from perfexp.run.ab_run import AbRun
+from perfexp.run import callable_judge, driver
 from perfexp.run.callable_judge import compare_callables
+from perfexp.run.job import Job, exit_code
 from perfexp.run.preparation import Assignment, with_processes
 from perfexp.run.sweep_run import SweepRun
 from perfexp.statistics import sequential
@@ -45,45 +51,55 @@ _COMMON = dict.fromkeys(
 _NOT_SENT, _INTERRUPTED = 3, 130
 
 
+VariantA = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="'A'", help="Overrides of the baseline as one quoted argument; '' for none."
+    ),
+]
+VariantB = Annotated[
+    str | None,
+    typer.Argument(metavar="'B'", help="Overrides of the other variant: 'algorithm=fft'."),
+]
+Common = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="COMMON", help="Overrides of both: model=resnet50 output_dir=DIR."),
+]
+MaxSeconds = Annotated[
+    float, typer.Option(min=0, help="Begin no process that would probably end later.")
+]
+Left = Annotated[
+    str | None,
+    typer.Option(metavar="FILE:NAME", help="Function to compare with, in place of A."),
+]
+Right = Annotated[
+    str | None, typer.Option(metavar="FILE:NAME", help="Function to judge, in place of B.")
+]
+Inputs = Annotated[
+    str | None,
+    typer.Option(metavar="FILE:NAME", help="Function that makes their inputs from a seed."),
+]
+Tolerance = Annotated[
+    float | None,
+    typer.Option(min=0, help="Largest relative error of the right side's outputs."),
+]
+
+
 @app.command()
 def ab(
-    a: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="'A'", help="Overrides of the baseline as one quoted argument; '' for none."
-        ),
-    ] = None,
-    b: Annotated[
-        str | None,
-        typer.Argument(metavar="'B'", help="Overrides of the other variant: 'algorithm=fft'."),
-    ] = None,
-    common: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="COMMON", help="Overrides of both: model=resnet50 output_dir=DIR."),
-    ] = None,
-    max_seconds: Annotated[
-        float, typer.Option(min=0, help="Begin no process that would probably end later.")
-    ] = 600.0,
+    a: VariantA = None,
+    b: VariantB = None,
+    common: Common = None,
+    max_seconds: MaxSeconds = 600.0,
     margin: sides.Margin = "1%",
     fdr: sides.Fdr = "5%",
     metric: sides.Metrics = None,
     allow: sides.Allow = None,
     config_dir: ConfigDir = None,
-    left: Annotated[
-        str | None,
-        typer.Option(metavar="FILE:NAME", help="Function to compare with, in place of A."),
-    ] = None,
-    right: Annotated[
-        str | None, typer.Option(metavar="FILE:NAME", help="Function to judge, in place of B.")
-    ] = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(metavar="FILE:NAME", help="Function that makes their inputs from a seed."),
-    ] = None,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(min=0, help="Largest relative error of the right side's outputs."),
-    ] = None,
+    left: Left = None,
+    right: Right = None,
+    inputs: Inputs = None,
+    tolerance: Tolerance = None,
     as_json: Json = False,
 ) -> None:
     """Measure two variants in turn, A B B A …, until one is faster or both are the same.
@@ -117,8 +133,25 @@ def ab(
         raise typer.Exit(int(compared.verdict is Verdict.NOT_COMPARABLE))
     if a is None or b is None:
         raise UserError("Missing argument 'A' or 'B': give the overrides of both, such as ''.")
-    given_keys(common or (), _SET_BY)
-    overrides = without_credentials(command_line(arguments_of_today(common or ()), config_dir))
+    raise typer.Exit(_run(a, b, common or (), config_dir, settings, metric, max_seconds))
+
+
+def _run(
+    a: str,
+    b: str,
+    common: Sequence[str],
+    config_dir: Path | None,
+    settings: Settings,
+    metric: str | None,
+    max_seconds: float,
+) -> int:
+    """Measure two variants until they are decided, print the comparison, and return the exit code.
+
+    Raises:
+        UserError: the overrides are wrong, or the variants measure different points.
+    """
+    given_keys(common, _SET_BY)
+    overrides = without_credentials(command_line(arguments_of_today(common), config_dir))
     variants = [without_credentials(_split("A", a)), without_credentials(_split("B", b))]
     commands = [_arguments(overrides, variant) for variant in variants]
     plains = list(map(compose, commands))
@@ -142,12 +175,11 @@ def ab(
             sweep_run.begin()
             run = AbRun(sweep_run, console, decisive, max_seconds)
             code = _measure(run, sweep_run, assignments)
-            code = _show(root, settings, console, code)
+            return _show(root, settings, console, code)
         except KeyboardInterrupt:
             continuation = sweep_run.sweep.continuation(root)
             console.error(f"Interrupted. Finished points are on disk; to continue: {continuation}")
-            code = _INTERRUPTED
-    raise typer.Exit(code)
+            return _INTERRUPTED
 
 
 def _rule(settings: Settings, metric: str | None) -> list[str]:
@@ -291,3 +323,123 @@ def _processes(folder: Path) -> int:
     if type(processes) is int:
         return min(processes, sequential.MOST)
     return 0
+
+
+class AbRun:
+    """Two runs measured in turn, for example A B, B A, A B.
+
+    They are compared after each pair of processes, with a stricter level each time
+    (`statistics.sequential`), so that looking often does not produce false verdicts.
+
+    Attributes:
+        exit_codes: exit codes of ended runs; the greatest counts.
+
+    Args:
+        sweep_run: the pair's folder and table.
+        settings: how to compare the runs. Without measures, the most precise time at each point
+            decides.
+        max_seconds: time limit; no process starts that would probably end later.
+    """
+
+    def __init__(
+        self,
+        sweep_run: SweepRun,
+        console: Console,
+        settings: Settings,
+        max_seconds: float,
+    ) -> None:
+        self.exit_codes: list[int] = []
+        self._sweep_run, self._console = sweep_run, console
+        self._settings = replace(settings, measures=settings.measures or judging.DECISIVE)
+        # measures that the user named decide all together; else the most precise one per point does
+        self._decisive = list if settings.measures else judging.decisive
+        self._max_seconds, self._start = max_seconds, time.monotonic()
+
+    def measure(self, assignments: Sequence[Assignment]) -> None:
+        """Measure until there is a verdict, or until the time limit.
+
+        Finished points are recorded before KeyboardInterrupt is raised.
+        """
+        results = Console(quiet=True, out=io.StringIO())  # the sweep's table shows them
+        driver.measure(assignments, self._console, self._ended, turns=self._turns, results=results)
+
+    def _turns(self, runs: Sequence[Job]) -> Iterator[tuple[Job, int | None]]:
+        """Yield the next run with its replicate, for `driver.measure`, until the pair is decided.
+
+        Args:
+            runs: the two runs; a run that fails disappears from it, which ends the sequence.
+        """
+        if len(runs) != 2:
+            return
+        for number in count():
+            begun = time.monotonic()
+            in_turn = runs if number % 2 == 0 else runs[::-1]
+            for run in list(in_turn):
+                if number >= run.assignment.plan.least_processes:
+                    run.set_num_processes(number + 1)
+                yield run, number
+            if len(runs) < 2 or self._is_over(runs, number + 1, 2 * time.monotonic() - begun):
+                return
+
+    def _is_over(self, runs: Sequence[Job], processes: int, next_end: float) -> bool:
+        """Return whether measuring ends, judged by the results so far; also print them.
+
+        Args:
+            runs: the two runs.
+            processes: number of processes that each run should have.
+            next_end: estimated end of the next pair, on the monotonic clock, in seconds.
+        """
+        records = [run.assembled() for run in runs]
+        measured = min(len(_replicates(record)) for record in records)
+        for run in runs:
+            if run.assignment.sweep:
+                run.assignment.sweep.level = sequential.level(measured)
+        if measured < processes:
+            return True  # the run's report has the reason
+        sides = []
+        for name, record in zip("AB", records, strict=False):
+            sides.append(Side.of(name, name, [Analysis.of(record)]))
+        pairs = self._decisive(judging.compare(sides, self._settings).pairs)
+        is_late = next_end - self._start > self._max_seconds
+        verdicts = {pair.verdict for pair in pairs}
+        if Verdict.NOT_COMPARABLE in verdicts:
+            return True
+        # a continued run was judged with this many processes before
+        if measured > processes or processes < sequential.LEAST:
+            return is_late
+        self._console.note(_look(processes, pairs))
+        return Verdict.UNDECIDED not in verdicts or is_late or processes >= sequential.MOST
+
+    def _ended(self, assignment: Assignment, outcome: Record | PerfexpError) -> None:
+        """Remember a run's exit code, and enter its outcome into the pair's folder."""
+        if isinstance(outcome, PerfexpError):
+            self._console.error(str(outcome))
+            self.exit_codes.append(outcome.exit_code)
+        else:
+            self.exit_codes.append(exit_code(outcome))
+        if assignment.sweep is not None:
+            self._sweep_run.ended(assignment.sweep, assignment.name, assignment.folder, outcome)
+
+
+def _replicates(record: Record) -> set[int]:
+    """Return the replicates that have measured every point successfully.
+
+    Only they count for the verdict and for the level of the next one.
+    """
+    timed, failed = set[int](), set[int]()
+    for point in record.points:
+        if point.key.is_timed:
+            timed.add(point.key.replicate)
+            if point.status is not Status.OK:
+                failed.add(point.key.replicate)
+    return timed - failed
+
+
+def _look(processes: int, pairs: Sequence[Compared]) -> str:
+    """Return an interim result in one line, such as `3 processes of each: latency B/A …`."""
+    of_each = f"{processes} processes of each"
+    if len(pairs) == 1:
+        ratio, verdict = comparison_table.ratio_of(pairs[0]), comparison_table.verdict_of(pairs[0])
+        return f"{of_each}: {pairs[0].measure} B/A {ratio} {verdict}"
+    decided = len(pairs) - len(with_verdict(pairs, Verdict.UNDECIDED))
+    return f"{of_each}: {decided} of {units.counted(len(pairs), 'figure')} decided"

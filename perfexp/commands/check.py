@@ -48,54 +48,60 @@ class FailureReason(StrEnum):
     undecided = "undecided"
 
 
+New = Annotated[
+    str,
+    typer.Argument(
+        metavar="NEW", help="A run's or a sweep's folder, a record.json, or mlflow:RUN_ID."
+    ),
+]
+Against = Annotated[
+    str,
+    typer.Option(
+        metavar="BASELINE", help="Name of a baseline (perfexp baseline), or a folder as NEW."
+    ),
+]
+FailOn = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME,…",
+        help="Of missing, undecided, and slower (worse in any measure), which always fails.",
+    ),
+]
+AllowUndecided = Annotated[
+    bool,
+    typer.Option(
+        "--allow-undecided", help="Pass figures that are worse beyond the margin but undecided."
+    ),
+]
+Earlier = Annotated[
+    Path | None,
+    typer.Option(
+        "--history",
+        metavar="DIR",
+        help="Also find the commits at which a figure changed, from all runs in and below DIR.",
+    ),
+]
+GitHub = Annotated[
+    bool,
+    typer.Option("--github", help="For GitHub Actions: annotations, and a summary of the step."),
+]
+
+
 @app.command()
 def check(
-    new: Annotated[
-        str,
-        typer.Argument(
-            metavar="NEW", help="A run's or a sweep's folder, a record.json, or mlflow:RUN_ID."
-        ),
-    ],
-    against: Annotated[
-        str,
-        typer.Option(
-            metavar="BASELINE", help="Name of a baseline (perfexp baseline), or a folder as NEW."
-        ),
-    ],
-    fail_on: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME,…",
-            help="Of missing, undecided, and slower (worse in any measure), which always fails.",
-        ),
-    ] = "slower,missing",
-    allow_undecided: Annotated[
-        bool,
-        typer.Option(
-            "--allow-undecided", help="Pass figures that are worse beyond the margin but undecided."
-        ),
-    ] = False,
+    new: New,
+    against: Against,
+    fail_on: FailOn = "slower,missing",
+    allow_undecided: AllowUndecided = False,
     margin: sides.Margin = "1%",
     fdr: sides.Fdr = "5%",
     metric: sides.Metrics = None,
     allow: sides.Allow = None,
-    earlier: Annotated[
-        Path | None,
-        typer.Option(
-            "--history",
-            metavar="DIR",
-            help="Also find the commits at which a figure changed, from all runs in and below DIR.",
-        ),
-    ] = None,
+    earlier: Earlier = None,
     folder: sides.Baselines = None,
     machine: sides.Machine = None,
     uri: Uri = None,
-    github: Annotated[
-        bool,
-        typer.Option(
-            "--github", help="For GitHub Actions: annotations, and a summary of the step."
-        ),
-    ] = False,
+    github: GitHub = False,
     as_json: Json = False,
 ) -> None:
     """Check a new run against a baseline: print a line for each regression, and set an exit code.
@@ -127,10 +133,8 @@ def check(
         if github:
             echo(_annotation(str(error)))
         raise UserError(str(error)) from error  # exit code 1 means a regression
-    failed = list(_failed(compared, reasons))
-    other = list[str]()
-    for change in changes:
-        (failed if change.total else other).append(change.text)
+    failed = [*_failed(compared, reasons), *(change.text for change in changes if change.total)]
+    other = [change.text for change in changes if not change.total]
     unknown: list[str] = []
     word, code = "failed", 1
     if not failed:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
@@ -24,23 +24,30 @@ from perfexp.commands.app import (
     write_files,
 )
 from perfexp.commands.show import refuse_unfinished
+from perfexp.comparison.measures import MEASURES
+from perfexp.comparison.pairing import KEY_FIELDS, label, measured
 from perfexp.errors import PerfexpError, UserError
 from perfexp.records import algorithm_plan, folders, units
 from perfexp.records.analysis import Analysis
 from perfexp.records.record import Record
 from perfexp.records.sweep_record import Sweep
-from perfexp.report.tables import csv_tables, dashboards, flat, json_results, layer_tables, tidy
-from perfexp.report.tables.dashboards import FORMATS, Figures
+from perfexp.report.tables import csv_tables, flat, json_results, layer_tables, tidy
 from perfexp.report.tables.flat import Line
 from perfexp.report.tables.layer_tables import LayerRow
 from perfexp.report.tables.tidy import Block
+from perfexp.statistics.moderated import Repeats
 
 if TYPE_CHECKING:
     import pandas as pd
 
+
 #: Tables of many runs.
 TABLES = ("points", "layers", "samples")
 _REMEDY = "Choose another with --out FILE"
+#: Figures by point, which has the same name in every run, and measure; empty for a failed point.
+Figures = dict[str, dict[str, Repeats]]
+#: Bencher's own measures with the factor to their units: nanoseconds, and operations/s.
+_BUILT_IN = {"latency": ("latency", 1e9), "throughput": ("throughput", 1.0)}
 
 
 class Format(StrEnum):
@@ -53,38 +60,42 @@ class Format(StrEnum):
     github_action_benchmark = "github-action-benchmark"
 
 
+Places = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="DIR",
+        help="A run's folder or record.json, a sweep's, or any folder above runs.",
+    ),
+]
+Out = Annotated[
+    Path,
+    typer.Option(
+        metavar="FILE",
+        help="Output file, by default in the current folder; its suffix may set the format.",
+    ),
+]
+Form = Annotated[
+    Format | None,
+    typer.Option("--format", help="By default the format of FILE's suffix, or both."),
+]
+Samples = Annotated[bool, typer.Option("--samples", help="All raw samples too, in FILE_samples.")]
+Layers = Annotated[
+    bool, typer.Option("--layers", help="All layers too, with winners, in FILE_layers.")
+]
+AlgorithmPlan = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the algorithms of one run for perfexp.apply instead."),
+]
+
+
 @app.command()
 def export(
-    places: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="DIR",
-            help="A run's folder or record.json, a sweep's, or any folder above runs.",
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            metavar="FILE",
-            help="Output file, by default in the current folder; its suffix may set the format.",
-        ),
-    ] = Path("export"),
-    form: Annotated[
-        Format | None,
-        typer.Option("--format", help="By default the format of FILE's suffix, or both."),
-    ] = None,
-    samples: Annotated[
-        bool, typer.Option("--samples", help="All raw samples too, in FILE_samples.")
-    ] = False,
-    layers: Annotated[
-        bool, typer.Option("--layers", help="All layers too, with winners, in FILE_layers.")
-    ] = False,
-    plan: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write the algorithms of one run for perfexp.apply instead."
-        ),
-    ] = None,
+    places: Places,
+    out: Out = Path("export"),
+    form: Form = None,
+    samples: Samples = False,
+    layers: Layers = False,
+    plan: AlgorithmPlan = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -106,33 +117,18 @@ def export(
     Example: perfexp export outputs --out runs.parquet --samples
     """
     if plan is not None:
-        if len(places) != 1:
-            raise UserError("--plan takes one run: name its folder alone.")
-        refuse_to_overwrite([plan], "Choose another with --plan FILE", force=force)
-        content = algorithm_plan.encoded(algorithm_plan.read(places[0]))
-        write_files({plan: content}, "Choose another with --plan FILE.")
-        emit({"file": str(plan.absolute())}, [f"wrote {plan.absolute()}"], as_json=as_json)
+        _export_plan(places, plan, force=force, as_json=as_json)
         return
-    stems = {"points": out.stem}
-    if samples:
-        stems["samples"] = f"{out.stem}_samples"
-    if layers:
-        stems["layers"] = f"{out.stem}_layers"
-    if form in FORMATS and (samples or layers):
-        raise UserError(f"--format {form} takes neither --samples nor --layers.")
-    kinds = _kinds(out, form)
-    targets: dict[Path, str] = {}
-    for table, stem in stems.items():
-        targets |= {out.with_name(f"{stem}.{kind}"): table for kind in kinds}
+    targets = _targets(out, form, samples=samples, layers=layers)
     collected = Collected(samples=samples, layers=layers)
     files = [file for place in places for file in collected.files(place)]
     refuse_to_overwrite(list(targets), _REMEDY, force=force)
     for file in files:
         collected.add(file)
-    lines, rows = collected.points(), collected.layer_rows()
-    if layers and not rows:
+    lines = collected.points()
+    if layers and not collected.layer_rows():
         echo("no layers: none of these runs was measured with probes.layers=true", err=True)
-        stems.pop("layers")
+        targets = {file: table for file, table in targets.items() if table != "layers"}
     contents: dict[Path, bytes] = {}
     listed: list[str] = []
     if lines:
@@ -140,8 +136,7 @@ def export(
             f"{units.counted(len(lines), 'line')} of {units.counted(len(collected.runs), 'run')}"
         )
         for file, table in targets.items():
-            if table in stems:
-                contents[file] = collected.content(table, file, form)
+            contents[file] = collected.content(table, file, form)
     write_files(contents, f"{_REMEDY}.")
     written = [str(file.absolute()) for file in contents]
     emit(
@@ -150,6 +145,40 @@ def export(
         as_json=as_json,
     )
     raise typer.Exit(collected.exit_code)
+
+
+def _export_plan(places: Sequence[Path], file: Path, *, force: bool, as_json: bool) -> None:
+    """Write the algorithms of one run for `perfexp.apply`.
+
+    Raises:
+        UserError: there are several places, or the file exists or cannot be written.
+    """
+    if len(places) != 1:
+        raise UserError("--plan takes one run: name its folder alone.")
+    refuse_to_overwrite([file], "Choose another with --plan FILE", force=force)
+    content = algorithm_plan.encoded(algorithm_plan.read(places[0]))
+    write_files({file: content}, "Choose another with --plan FILE.")
+    emit({"file": str(file.absolute())}, [f"wrote {file.absolute()}"], as_json=as_json)
+
+
+def _targets(out: Path, form: Format | None, *, samples: bool, layers: bool) -> dict[Path, str]:
+    """Return the files to write, each with the name of its table.
+
+    Raises:
+        UserError: the format has no such table, or the suffix is wrong.
+    """
+    if form in FORMATS and (samples or layers):
+        raise UserError(f"--format {form} takes neither --samples nor --layers.")
+    stems = {"points": out.stem}
+    if samples:
+        stems["samples"] = f"{out.stem}_samples"
+    if layers:
+        stems["layers"] = f"{out.stem}_layers"
+    kinds = _kinds(out, form)
+    targets: dict[Path, str] = {}
+    for table, stem in stems.items():
+        targets |= {out.with_name(f"{stem}.{kind}"): table for kind in kinds}
+    return targets
 
 
 def _kinds(out: Path, form: Format | None) -> list[str]:
@@ -328,7 +357,7 @@ class Collected:
         run = _ExportedRun(
             ended=record.ended,
             lines=flat.points(analysis, file.parent),
-            figures=dashboards.figures(analysis),
+            figures=figures(analysis),
         )
         if membership:
             run.sweep = membership.uid, membership.job
@@ -362,3 +391,45 @@ class Collected:
         """Print why something was not exported, and remember it in the exit code."""
         echo(f"not exported: {error}", err=True)
         self.exit_code = 1
+
+
+def figures(analysis: Analysis) -> Figures:
+    """Return all figures of a run."""
+    return {label(one, (*one.features, *KEY_FIELDS)): one.figures for one in measured(analysis)}
+
+
+def _bencher(every: Figures) -> dict[str, dict[str, Any]]:
+    """Return a Bencher Metric Format document."""
+    document = {}
+    for point, measures in every.items():
+        metrics = {}
+        for measure, figure in measures.items():
+            named = f"{measure} ({MEASURES[measure].unit})", 1.0
+            key, factor = _BUILT_IN.get(measure, named)
+            value = figure.interval
+            ends = {"value": value.value, "lower_value": value.low, "upper_value": value.high}
+            metrics[key] = {end: factor * one for end, one in ends.items() if one is not None}
+        if metrics:
+            document[point] = metrics
+    return document
+
+
+def _smaller_is_better(every: Figures) -> list[dict[str, Any]]:
+    """Return entries for the action's tool `customSmallerIsBetter`, without rates and accuracy."""
+    entries = []
+    for point, measures in every.items():
+        for measure, figure in measures.items():
+            kind, value = MEASURES[measure], figure.interval
+            if kind.is_better_if_lower:
+                entry = {"name": f"{point} · {measure}", "unit": kind.unit, "value": value.value}
+                if value.relative_half_width is not None:
+                    entry["range"] = f"± {value.relative_half_width * value.value:.3g}"
+                entries.append({**entry, "extra": f"processes: {len(figure.values)}"})
+    return entries
+
+
+#: Documents by `perfexp export --format`.
+FORMATS: dict[str, Callable[[Figures], Any]] = {
+    "bencher": _bencher,
+    "github-action-benchmark": _smaller_is_better,
+}

@@ -28,61 +28,67 @@ _MAKERS: dict[str, tuple[Callable[..., Recipe], dict[str, Any]]] = {
 }
 
 
+Where = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[LAYOUT] DIR",
+        help="Output folder, empty or new, "
+        "after cityscapes (default), images, cifar10 or skeletons",
+    ),
+]
+Photographs = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER",
+        help="Photographs to crop; by default the two that scikit-learn ships.",
+    ),
+]
+Size = Annotated[
+    str | None, typer.Option(metavar="HxW", help="Height and width of each image; 1024x2048.")
+]
+Train = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        max=100_000,
+        help="Training images; 32, 200 for images, 10000 for cifar10.",
+    ),
+]
+Val = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, max=100_000, help="Evaluation images; 8, or 50 for images."),
+]
+Test = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, max=100_000, help="Evaluation images of cifar10; 2000."),
+]
+Classes = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=2, max=10, help="Classes of images and cifar10; 10."),
+]
+Subjects = Annotated[
+    int | None, typer.Option(metavar="N", min=2, max=1000, help="Subjects of skeletons; 20.")
+]
+Repetitions = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, max=1000, help="Repetitions of each gesture by a subject; 5."),
+]
+Seed = Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the crops and movements.")]
+
+
 @app.command("make-data")
 def make_data(
-    where: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[LAYOUT] DIR",
-            help="Output folder, empty or new, "
-            "after cityscapes (default), images, cifar10 or skeletons",
-        ),
-    ],
-    photographs: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Photographs to crop; by default the two that scikit-learn ships.",
-        ),
-    ] = None,
-    size: Annotated[
-        str | None, typer.Option(metavar="HxW", help="Height and width of each image; 1024x2048.")
-    ] = None,
-    train: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            max=100_000,
-            help="Training images; 32, 200 for images, 10000 for cifar10.",
-        ),
-    ] = None,
-    val: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, max=100_000, help="Evaluation images; 8, or 50 for images."
-        ),
-    ] = None,
-    test: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, max=100_000, help="Evaluation images of cifar10; 2000."),
-    ] = None,
-    classes: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=2, max=10, help="Classes of images and cifar10; 10."),
-    ] = None,
-    subjects: Annotated[
-        int | None, typer.Option(metavar="N", min=2, max=1000, help="Subjects of skeletons; 20.")
-    ] = None,
-    repetitions: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, max=1000, help="Repetitions of each gesture by a subject; 5."
-        ),
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Seed of the crops and movements.")
-    ] = 0,
+    where: Where,
+    photographs: Photographs = None,
+    size: Size = None,
+    train: Train = None,
+    val: Val = None,
+    test: Test = None,
+    classes: Classes = None,
+    subjects: Subjects = None,
+    repetitions: Repetitions = None,
+    seed: Seed = 0,
 ) -> None:
     """Make a small data set for data=cityscapes, data=images, data=cifar10 or data=skeletons.
 
@@ -106,11 +112,10 @@ def make_data(
         "val": val,
         "test": test,
         "classes": classes,
+        "subjects": subjects,
+        "repetitions": repetitions,
     }
-    further = {"subjects": subjects, "repetitions": repetitions}
-    named_settings = {
-        name: value for name, value in (options | further).items() if value is not None
-    }
+    named_settings = {name: value for name, value in options.items() if value is not None}
     for name in named_settings.keys() - settings.keys():
         raise UserError(f"--{name} is not for {layout}; its own are --{', --'.join(settings)}.")
     recipe = maker(**settings | named_settings, seed=seed)

@@ -17,7 +17,7 @@ from perfexp.commands.app import ConfigDir, Json, app, command_line, echo, emit
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import gpu_sheets
 from perfexp.plan import config
-from perfexp.prediction import corpus, lookup, skill_table
+from perfexp.prediction import corpus, lookup, skill
 from perfexp.prediction.corpus import QUANTITIES, MeasuredCurve, MeasuredDevice
 from perfexp.prediction.lookup import Answer
 from perfexp.prediction.predictions import MEASURED
@@ -52,16 +52,19 @@ class _Prediction(NamedTuple):
     answer: Answer
 
 
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE… | check [DIR…]",
+        help="Overrides of a run (model=vgg16 batch_size=32 gpu=h200); "
+        "or check, and folders of records.",
+    ),
+]
+
+
 @app.command()
 def predict(
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE… | check [DIR…]",
-            help="Overrides of a run (model=vgg16 batch_size=32 gpu=h200); "
-            "or check, and folders of records.",
-        ),
-    ] = None,
+    overrides: Overrides = None,
     corpus_folders: Corpus = None,
     measured: Annotated[
         int,
@@ -314,7 +317,7 @@ def _check(folders: Sequence[Path], measured: int, *, as_json: bool) -> None:
             raise UserError(
                 f"{folder} is not a folder: name folders of records, or run something first."
             )
-    tables = skill_table.score_all(corpus.find_curves(folders), measured=measured, dense=_DENSE)
+    tables = skill.score_all(corpus.find_curves(folders), measured=measured, dense=_DENSE)
     if not tables:
         raise UserError(
             f"No record in {', '.join(map(str, folders))} has enough sizes or batch sizes "

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,23 +19,25 @@ import typer
 from perfexp.cli.composition import compose
 from perfexp.cli.resume import Begun, begun_run
 from perfexp.commands import compare, sides
-from perfexp.commands.app import RECORD, SWEEP, ConfigDir, app, echo
+from perfexp.commands.app import RECORD, SWEEP, ConfigDir, app, command_line, echo
 from perfexp.commands.show import refuse_unfinished
 from perfexp.commands.train_speed import given_keys
-from perfexp.comparison import comparability, judging, reproduction
-from perfexp.comparison.document import Comparison
+from perfexp.comparison import comparability, comparison_table, judging
+from perfexp.comparison.comparability import Difference, Role
+from perfexp.comparison.document import Compared, Comparison, Verdict, measures_of, with_verdict
 from perfexp.comparison.judging import Settings
 from perfexp.comparison.pairing import Side
-from perfexp.comparison.reproduction import EXIT_CODES, Outcome, Reproduction
 from perfexp.devices import nvml
 from perfexp.devices.cpu import processor_name
 from perfexp.doctor import environment
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.plan import config, naming, plan_file
-from perfexp.plan.flags import CONFIG_DIR, DRY_RUN
+from perfexp.plan.config import Plan
+from perfexp.plan.flags import DRY_RUN
 from perfexp.plan.override_keys import is_measured, key_of
 from perfexp.plan.overrides import quoted
+from perfexp.records import units
 from perfexp.records.analysis import Analysis
 from perfexp.records.fact_lookup import fact_at
 from perfexp.records.paths import folder_of
@@ -48,54 +51,58 @@ _PROCESSES = 5
 _FEW_POINTS = 3
 #: Largest number of processes that a record may choose: it may be somebody else's.
 _MOST_PROCESSES = 100
+#: Measures that decide by default: p95 rarely has an interval, and another clock changes cycles but
+#: not times.
+MEASURES = ("device", "latency", "throughput", "memory", "energy", "accuracy")
+
+
+Place = Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or its record.json.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Overrides of a record that you did not begin, or that differ here.",
+    ),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Fresh processes; by default as in the record, at least 5 for 3 points.",
+    ),
+]
+Image = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Measure in this container image, which is on this machine."),
+]
+Engine = Annotated[
+    str | None,
+    typer.Option(metavar="PROGRAM", help="Container engine; by default docker, or else podman."),
+]
+DryRun = Annotated[
+    bool, typer.Option(DRY_RUN, help="Check the record, and print what would be measured.")
+]
+OutcomeJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print outcome, folder and comparison; all else goes to stderr."),
+]
 
 
 @app.command()
 def reproduce(
-    place: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run's folder, or its record.json.")
-    ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="Overrides of a record that you did not begin, or that differ here.",
-        ),
-    ] = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Fresh processes; by default as in the record, at least 5 for 3 points.",
-        ),
-    ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME", help="Measure in this container image, which is on this machine."
-        ),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PROGRAM", help="Container engine; by default docker, or else podman."
-        ),
-    ] = None,
+    place: Place,
+    overrides: Overrides = None,
+    processes: Processes = None,
+    image: Image = None,
+    engine: Engine = None,
     margin: sides.Margin = "1%",
     fdr: sides.Fdr = "5%",
     metric: sides.Metrics = None,
     allow: sides.Allow = None,
     config_dir: ConfigDir = None,
-    dry_run: Annotated[
-        bool, typer.Option(DRY_RUN, help="Check the record, and print what would be measured.")
-    ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print outcome, folder and comparison; all else goes to stderr."
-        ),
-    ] = False,
+    dry_run: DryRun = False,
+    as_json: OutcomeJson = False,
 ) -> None:
     """Measure a record's plan again and compare: REPRODUCED, DIFFERS, UNDECIDED or NOT COMPARABLE.
 
@@ -105,7 +112,7 @@ def reproduce(
 
     Example: perfexp reproduce outputs/2026-11-28/100000-resnet50-b1
     """
-    settings = sides.settings(margin, fdr, metric or ",".join(reproduction.MEASURES), allow)
+    settings = sides.settings(margin, fdr, metric or ",".join(MEASURES), allow)
     record = _read(place)
     side = Side.of("A", str(place), [Analysis.of(record)])
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
@@ -130,7 +137,8 @@ def reproduce(
             "folder": str(repetition.folder),
         }
         echo(json.dumps(answer | {"comparison": msgspec.to_builtins(compared)}, indent=1))
-    raise typer.Exit(EXIT_CODES[outcome.outcome])
+    # the same as for `perfexp check`
+    raise typer.Exit({Outcome.REPRODUCED: 0, Outcome.DIFFERS: 1}.get(outcome.outcome, 2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,9 +224,7 @@ def _settle(
     # measure the batch size that the record's search found, instead of searching again
     if "batch_size" not in given_names:
         batch_overrides = _found_batches(record, given_names)
-    flags = []
-    if config_dir is not None:
-        flags = [f"{CONFIG_DIR[0]}={config_dir}"]
+    flags = command_line((), config_dir)
     typed = [*flags, *overrides, *batch_overrides]
     if processes is not None:
         typed.append(f"processes={processes}")
@@ -232,9 +238,7 @@ def _settle(
     elsewhere = [text for text in arguments if not text.startswith("output_dir=")]
     plain = compose(arguments)
     plan = config.typed(plain)
-    folder = naming.run_folder(replace(plan, stage=None), "again").absolute()
-    if folder.resolve() == folder_of(source).resolve():
-        raise UserError(f"output_dir={folder} is the record's own folder; choose another.")
+    folder = _folder(plan, source)
     named = (Path(text.partition("=")[2]) for text in elsewhere)
     differing = {
         key_of(text) for text in [*overrides, *batch_overrides] if text not in record.command
@@ -248,9 +252,30 @@ def _settle(
         has_gpus=fact_at(record.environment, "device.kind") == "cuda",
     )
     # a container composes its own plan, with the code in its image
-    if composed_here and (why := plan_file.refusal_of_sources(record.plan, plain)):
+    if composed_here:
+        _refuse_other_plan(record, source, repetition, plain)
+    return repetition
+
+
+def _folder(plan: Plan, source: Path) -> Path:
+    """Return the repetition's folder; raise `UserError` if it is the record's own."""
+    folder = naming.run_folder(replace(plan, stage=None), "again").absolute()
+    if folder.resolve() == folder_of(source).resolve():
+        raise UserError(f"output_dir={folder} is the record's own folder; choose another.")
+    return folder
+
+
+def _refuse_other_plan(
+    record: Record, source: Path, repetition: _Repetition, plain: Mapping[str, Any]
+) -> None:
+    """Raise `UserError` if the record's command gives another plan or other code here.
+
+    Args:
+        plain: the plan as composed here.
+    """
+    if why := plan_file.refusal_of_sources(record.plan, plain):
         raise UserError(f"{source} was measured with other code: {why} Nothing was run.")
-    if composed_here and (changes := repetition.changes(plain)):
+    if changes := repetition.changes(plain):
         listed = "\n  ".join(changes[:20])
         maker = f"perfexp {record.perfexp_version}"
         if commit := fact_at(record.environment, "git.commit"):
@@ -260,7 +285,6 @@ def _settle(
             f"which {maker} made:\n  {listed}\n"
             "Use that version, or type the values again as KEY=VALUE. Nothing was run."
         )
-    return repetition
 
 
 def _begun(record: Record, path: Path) -> Begun:
@@ -338,7 +362,7 @@ def _known(record: Record, settings: Settings, *, in_image: bool) -> Reproductio
     differing = comparability.differences(record, record_here, settings.allowed)
     for difference in differing:
         echo(f"differs here: {difference.key} {difference.baseline} → {difference.other}")
-    return reproduction.not_comparable(differing)
+    return not_comparable(differing)
 
 
 def _device(record: Record) -> dict[str, Any]:
@@ -420,4 +444,106 @@ def _judge(
     compared = judging.compare(
         [side, Side.of("B", str(repetition.folder), [Analysis.of(new)])], settings
     )
-    return reproduction.judge(compared), compared
+    return outcome_of(compared), compared
+
+
+class Outcome(StrEnum):
+    """Outcome of a reproduction."""
+
+    REPRODUCED = "reproduced"
+    DIFFERS = "differs"
+    UNDECIDED = "undecided"
+    NOT_COMPARABLE = "not comparable"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """Outcome with its reasons, a line each, at least one."""
+
+    outcome: Outcome
+    reasons: tuple[str, ...]
+
+    def lines(self) -> list[str]:
+        """Return lines for the console, outcome first."""
+        joint = " because" if self.outcome is Outcome.NOT_COMPARABLE else ":"
+        first = f"{self.outcome.value.upper()}{joint} {self.reasons[0]}"
+        return [first, *(f"  {line}" for line in self.reasons[1:])]
+
+
+def not_comparable(differences: Sequence[Difference]) -> Reproduction | None:
+    """Return the outcome if the runs' facts rule out comparing any figure; otherwise None.
+
+    `perfexp reproduce` asks before it measures: another device, or a confounder that affects all
+    measures and is not allowed, makes a measurement useless.
+    """
+    reasons = []
+    for item in differences:
+        is_confounder = item.role is Role.CONFOUNDER and not item.allowed and not item.measures
+        if is_confounder or item.key == "device":
+            remedy = f"; {item.help}" if item.help else ""
+            reasons.append(f"{item.key}: {item.baseline} → {item.other}{remedy}")
+    if not reasons:
+        return None
+    return Reproduction(Outcome.NOT_COMPARABLE, tuple(reasons))
+
+
+def outcome_of(compared: Comparison) -> Reproduction:
+    """Combine the verdicts on two runs of the same plan; the worst verdict counts.
+
+    A figure that differs counts before a confounded figure, and that before an undecided one.
+
+    Args:
+        compared: comparison of the record (`A`) with the new run.
+    """
+    if reproduction := not_comparable(compared.sides[1].differences):
+        return reproduction
+    differing = _lines(compared, Verdict.WORSE, Verdict.BETTER)
+    undecided = _lines(compared, Verdict.UNDECIDED)
+    for item in compared.alone:
+        if item.side == "A":
+            # a point that the new run tried has a status
+            lines = undecided if item.status is None else differing
+            lines.append(f"not measured again: {comparison_table.alone_of(item)}")
+    confounded = []
+    if with_verdict(compared.pairs, Verdict.NOT_COMPARABLE):
+        confounded = comparison_table.confounders(compared.sides[1])
+    for outcome, reasons in (
+        (Outcome.DIFFERS, differing),
+        (Outcome.NOT_COMPARABLE, confounded),
+        (Outcome.UNDECIDED, undecided),
+    ):
+        if reasons:
+            return Reproduction(outcome, tuple(reasons))
+    points = len({(pair.point, pair.key) for pair in compared.pairs})
+    names = ", ".join(measures_of(compared.pairs))
+    if not names:
+        return Reproduction(Outcome.UNDECIDED, ("no figure was measured on both sides",))
+    within = f"within ±{comparison_table.bare(compared.margin)}"
+    reason = f"{names} of {units.counted(points, 'point')} {within}"
+    return Reproduction(Outcome.REPRODUCED, (reason,))
+
+
+def _lines(compared: Comparison, *verdicts: Verdict) -> list[str]:
+    """Return a line for each figure with one of these verdicts, with both values and the ratio."""
+    lines = []
+    for pair in compared.pairs:
+        if pair.verdict in verdicts:
+            before = comparison_table.figure(pair.baseline, pair.unit)
+            now = comparison_table.figure(pair.other, pair.unit)
+            change = "" if pair.ratio is None else f", by {100 * (pair.ratio - 1):+.3g} %"
+            lines.append(
+                f"{pair.measure} of {pair.point}: {before} → {now}{change} "
+                f"(ratio {comparison_table.ratio_of(pair)}){_why(pair, compared.margin)}"
+            )
+    return lines
+
+
+def _why(pair: Compared, margin: float) -> str:
+    """Return why a figure is undecided, as the end of its line; empty if it is decided."""
+    if pair.verdict is not Verdict.UNDECIDED:
+        return ""
+    if pair.low is None or pair.high is None:
+        return "; no interval: one side has a single process"
+    if pair.high < 1 / (1 + margin) or pair.low > 1 + margin:
+        return "; too few processes for a verdict among all figures"
+    return f"; the interval is neither within nor beyond ±{comparison_table.bare(margin)}"

@@ -13,52 +13,57 @@ from perfexp.errors import UserError
 from perfexp.plan.speed_folder import default_folder, refuse_no_folder
 from perfexp.records import folders
 from perfexp.records.record import Record
-from perfexp.records.subject import one_line
 from perfexp.report.speed import Facts, Mode, Speed, of_log, of_record, placing
 
 _REMEDY = "Choose another folder with --out DIR."
 
 
+Places = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="LOG|DIR", help="Logs of mmengine or mmcv, text or JSON; runs' folders."
+    ),
+]
+Skip = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=0,
+        help="Skip the first N lines about steps; by default until they are steady.",
+    ),
+]
+BatchSize = Annotated[
+    int | None, typer.Option(metavar="N", min=1, max=LARGEST, help="Images per GPU and step.")
+]
+Gpus = Annotated[int | None, typer.Option(metavar="N", min=1, max=LARGEST, help="Number of GPUs.")]
+Model = Annotated[str | None, typer.Option(metavar="NAME", help="Bare name of the model.")]
+RunMode = Annotated[
+    Mode | None,
+    typer.Option(metavar="sp|mp", help="One GPU or several; by default by their number."),
+]
+Precision = Annotated[
+    str | None,
+    typer.Option(metavar="P", help="fp32, tf32, fp16, bf16, amp_fp16, amp_bf16 or amp."),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Output folder, created if missing; this one, or outputs in a container.",
+    ),
+]
+
+
 @app.command()
 def speed(
-    places: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="LOG|DIR", help="Logs of mmengine or mmcv, text or JSON; runs' folders."
-        ),
-    ],
-    skip: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=0,
-            help="Skip the first N lines about steps; by default until they are steady.",
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=LARGEST, help="Images per GPU and step.")
-    ] = None,
-    gpus: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=LARGEST, help="Number of GPUs.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Bare name of the model.")
-    ] = None,
-    run_mode: Annotated[
-        Mode | None,
-        typer.Option(metavar="sp|mp", help="One GPU or several; by default by their number."),
-    ] = None,
-    precision: Annotated[
-        str | None,
-        typer.Option(metavar="P", help="fp32, tf32, fp16, bf16, amp_fp16, amp_bf16 or amp."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Output folder, created if missing; this one, or outputs in a container.",
-        ),
-    ] = None,
+    places: Places,
+    skip: Skip = None,
+    batch_size: BatchSize = None,
+    gpus: Gpus = None,
+    model: Model = None,
+    run_mode: RunMode = None,
+    precision: Precision = None,
+    out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Write a speed file for each training, with its images/s over all GPUs.
@@ -91,7 +96,7 @@ def speed(
     for path, training in written.items():
         exit_code = exit_code or int(training.failed)
         documents.append({"file": path, "remark": training.remark, **training.document()})
-        lines.append(line_of(training, path))
+        lines.append(training.line(path))
     emit({"trainings": documents}, lines, as_json=as_json)
     raise typer.Exit(exit_code)
 
@@ -135,15 +140,6 @@ def _of_runs(path: Path) -> Iterator[Speed]:
             f"{path} holds no training: only mode=train and mode=train_inference have one."
         )
     yield from trainings
-
-
-def line_of(training: Speed, path: Path | None) -> str:
-    """Return a training's speed as a line: file path if it has one, figure, and origin.
-
-    `train-speed` prints it, too.
-    """
-    figure = "failed" if training.failed else f"{training.images_per_second:.6g} images/s"
-    return one_line(f"{path or 'no file'}: {figure} ({training.remark})")
 
 
 def _write(training: Speed, out: Path, written: Collection[Path], places: Sequence[Path]) -> Path:

@@ -10,7 +10,6 @@ import typer
 
 from perfexp.cli.composition import compose
 from perfexp.commands.app import LARGEST, MIXED, ConfigDir, app, command_line, echo
-from perfexp.commands.speed import line_of
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.plan import config, naming
@@ -35,6 +34,15 @@ _SET_BY = {
 }
 #: Default, which KEY=VALUE overrides.
 _INPUT_SIZE = "512x1024"
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Overrides of a run: data=cityscapes data.root=DIR, input_size=512x512, ….",
+    ),
+]
 
 
 # -1 is a number to refuse, not an option
@@ -63,13 +71,7 @@ def train_speed(
             metavar="WORKERS", min=0, max=LARGEST, help="Processes that load data, per GPU."
         ),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE",
-            help="Overrides of a run: data=cityscapes data.root=DIR, input_size=512x512, ….",
-        ),
-    ] = None,
+    overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option(DRY_RUN, help="Print what would be measured.")] = False,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -256,7 +258,7 @@ def _print_speed(folder: Path) -> int:
     speed_dir = record.plan.get("speed_dir")
     wanted, went_wrong = Path(str(speed_dir)).expanduser().resolve() if speed_dir else None, False
     for speed, path in speed_files.where(record, folder):
-        echo(line_of(speed, path))
+        echo(speed.line(path))
         echo(f"FINAL_RESULT: {speed.images_per_second:.6g} images/s")
         is_there = path is not None and wanted in (None, path.parent.resolve())
         went_wrong |= speed.failed or not is_there

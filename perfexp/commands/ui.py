@@ -52,6 +52,14 @@ _OPTIONS = {
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
+AllowedHosts = Annotated[
+    str | None,
+    typer.Option(
+        help="Further allowed names in browsers, NAME[:PORT],…, with the port of a tunnel."
+    ),
+]
+
+
 @app.command()
 def ui(
     uri: Uri = None,
@@ -59,12 +67,7 @@ def ui(
     host: Annotated[
         str, typer.Option(help="Address to listen on; anyone who reaches it can read and delete.")
     ] = store.HOST,
-    allowed_hosts: Annotated[
-        str | None,
-        typer.Option(
-            help="Further allowed names in browsers, NAME[:PORT],…, with the port of a tunnel."
-        ),
-    ] = None,
+    allowed_hosts: AllowedHosts = None,
     open_page: Annotated[
         bool, typer.Option("--open", help="Open the first link in a browser.")
     ] = False,

@@ -21,9 +21,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from perfexp.convolution import T
-from perfexp.convolution.attention_kernels import AttentionReport, Seen, mark, marked, watch
 from perfexp.convolution.backends import PassChoice, joined
 from perfexp.convolution.coverage import LayerReport, LayerStatus, Pass
+from perfexp.convolution.proof import (
+    AttentionReport,
+    AttentionSeen,
+    mark,
+    mark_backward,
+    watch_attention,
+)
 from perfexp.convolution.race import MAX_ERROR, Races, Threads, Winners, context_of
 from perfexp.errors import Unsupported, UserError
 from perfexp.host.cache import JsonCache, cache_folder
@@ -426,7 +432,7 @@ class _Row:
 
     choices: Winners
     calls: int = 0
-    seen: Seen = field(default_factory=Seen)
+    seen: AttentionSeen = field(default_factory=AttentionSeen)
 
 
 class AttentionBackends:
@@ -588,7 +594,7 @@ class AttentionBackends:
         marks: list[tuple[AttentionProblem, Pass]] = []
         self._marks = marks
         try:
-            between, everything = watch(call, str(self._device.identifier))
+            between, everything = watch_attention(call, str(self._device.identifier))
         finally:
             self._marks = None
             self._leaves_to_torch = leaves_to_torch
@@ -661,12 +667,12 @@ class AttentionBackends:
         marks = self._marks
         if marks is not None:
             marks.append((problem, Pass.forward))
-            mark(problem.device)
+            mark(problem.device.type)
         with sdpa_kernel(BACKENDS[name]) if self.is_forced else nullcontext():
             outputs = _OPERATOR.decompose(*arguments, **settings)
         if marks is not None:
-            mark(problem.device)
-            marked(outputs, partial(marks.append, (problem, Pass.backward)))
+            mark(problem.device.type)
+            mark_backward(outputs, partial(marks.append, (problem, Pass.backward)))
         return outputs
 
     def _choose(self, problem: AttentionProblem, existing: Sequence[Any]) -> Winners:

@@ -34,7 +34,7 @@ from perfexp.data.image_files import read_image
 from perfexp.data.loading import Loading, Samples, to_tensor
 from perfexp.errors import UserError
 from perfexp.models import Session
-from perfexp.models.mmseg import HostImages
+from perfexp.models.mmseg_config import HostImages
 
 #: Range of a random crop's magnification. Sources: pytorch/vision,
 #: references/segmentation/presets.py, and mmsegmentation's pipelines.

@@ -11,13 +11,13 @@ import torch
 
 from perfexp.data.image_files import (
     LOOKED_FOR,
+    center_crop,
     find_images,
     folder_of,
     listing,
     read_image,
     visible_entries,
 )
-from perfexp.data.images import centre_crop
 from perfexp.data.loading import Loading, Sample, Samples, to_tensor
 from perfexp.errors import UserError
 from perfexp.models import Session
@@ -63,7 +63,7 @@ class Clips(Loading):
 def _stacked(clip: Sequence[Path], *, size: tuple[int, int]) -> Sample:
     """Load a clip: normalized float32 (3, frames, height, width), without a target."""
     return torch.stack(
-        [to_tensor(centre_crop(read_image(file), size)) for file in clip], dim=1
+        [to_tensor(center_crop(read_image(file), size)) for file in clip], dim=1
     ), None
 
 

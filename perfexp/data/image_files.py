@@ -1,4 +1,4 @@
-"""Find and decode image files, safely and with messages for the user.
+"""Find, decode and crop image files, safely and with messages for the user.
 
 Links may not lead out of the data set's root, and only common image formats are decoded.
 """
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from perfexp.errors import UserError
 
@@ -143,3 +143,8 @@ def visible_entries(folder: Path, root: Path) -> Iterator[os.DirEntry[str]]:
             if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(root.resolve()):
                 continue
             yield entry
+
+
+def center_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """Resize an image so that it just covers a height and width (`size`), and crop its center."""
+    return ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BILINEAR)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageOps
 
-from perfexp.data.image_files import Split, find_split, folder_of, listing, read_image
+from perfexp.data.image_files import Split, center_crop, find_split, folder_of, listing, read_image
 from perfexp.data.loading import Loading, Sample, Samples, to_tensor
 from perfexp.errors import UserError
 from perfexp.models import Session
@@ -60,7 +60,7 @@ class Images(Loading):
                 "for each class, or use mode=inference."
             )
         return Samples(
-            items, partial(_cropped, size=input_size, crop=random_crop if training else centre_crop)
+            items, partial(_cropped, size=input_size, crop=random_crop if training else center_crop)
         )
 
 
@@ -71,11 +71,6 @@ def _cropped(item: tuple[Path, int | None], *, size: tuple[int, int], crop: _Cro
     """Load one image, float32 (3, height, width), and its label; None without a class."""
     file, label = item
     return to_tensor(crop(read_image(file), size)), None if label is None else torch.tensor(label)
-
-
-def centre_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Resize an image so that it just covers a height and width (`size`), and crop its center."""
-    return ImageOps.fit(image, (size[1], size[0]), Image.Resampling.BILINEAR)
 
 
 def random_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:

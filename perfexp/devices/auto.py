@@ -16,7 +16,7 @@ from typing import Any
 from perfexp.devices import Device, nvml
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.meters import DeviceMeters, combine, rapl
-from perfexp.devices.meters.nvml import find as find_nvml
+from perfexp.devices.meters.boards import find_nvidia
 from perfexp.errors import DeviceMismatch
 
 
@@ -77,7 +77,7 @@ def predicted_meters(name: str, indices: Iterable[int]) -> DeviceMeters | None:
         return rapl.find()
     try:
         boards = nvml.visible_boards() or []
-        return combine([find_nvml(boards[number]["uuid"]) for number in numbers])
+        return combine([find_nvidia(boards[number]["uuid"]) for number in numbers])
     except Exception:  # no driver, no such board, or an AMD board
         return None
 

@@ -19,7 +19,8 @@ import torch
 
 from perfexp.devices import Conditions, Device, Event
 from perfexp.devices.cpu import processor_name
-from perfexp.devices.meters import DeviceMeters, amdsmi, nvml
+from perfexp.devices.meters import DeviceMeters
+from perfexp.devices.meters.boards import find_amd, find_nvidia
 from perfexp.devices.nvml import find_board, is_used, neighbours
 from perfexp.errors import DeviceMismatch, is_out_of_host_memory
 from perfexp.records import diagnostics
@@ -241,13 +242,13 @@ class CudaDevice(Device):
         Indices do not work, since torch and the driver number devices differently.
         """
         if torch.version.hip is None:
-            return nvml.find(str(self._properties.uuid))
+            return find_nvidia(str(self._properties.uuid))
         domain, bus, slot = (
             getattr(self._properties, f"pci_{part}_id", -1) for part in ("domain", "bus", "device")
         )
         if min(domain, bus, slot) < 0:
-            return amdsmi.find(None)
-        return amdsmi.find(f"{domain:04x}:{bus:02x}:{slot:02x}.0")
+            return find_amd(None)
+        return find_amd(f"{domain:04x}:{bus:02x}:{slot:02x}.0")
 
     def doubts(self) -> list[Diagnostic]:
         """Return a diagnostic if others used the GPU before the first measurement.

@@ -14,7 +14,7 @@ from typing import Any
 
 from perfexp.devices import Conditions
 from perfexp.devices.meters import PowerKind
-from perfexp.devices.meters.nvml import NvmlMeter, answer, initialized
+from perfexp.devices.meters.boards import NvmlMeter, answer, initialized
 
 #: Bits of throttle reasons that slow a loaded device, without idle, application clocks and
 #: sync boost. Source: nvml.h, nvmlClocksEventReason….

@@ -14,6 +14,7 @@ import os
 import platform
 import shutil
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from packaging.requirements import Requirement
 
 from perfexp.devices.cpu import processor_name
 from perfexp.errors import UserError
-from perfexp.host import foreign, repository, scheduler
+from perfexp.host import foreign, scheduler
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.fact_lookup import fact_at
 from perfexp.version import __version__
@@ -69,6 +70,13 @@ IMAGE_VARIABLE = "PERFEXP_IMAGE"
 _LONGEST = 300
 #: First bytes of an SQLite database.
 _SQLITE_MAGIC = b"SQLite format 3\0"
+#: Turn off programs that a repository can configure: a file monitor, and hooks.
+_GIT = ("git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+#: Keep git from locking, fetching and prompting.
+_GIT_ENVIRONMENT = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1"}
+_GIT_ENVIRONMENT |= {"GIT_ALLOW_PROTOCOL": "none", "GIT_TERMINAL_PROMPT": "0"}
+_GIT_STATUS = ("status", "--porcelain", "--untracked-files=no", "--ignore-submodules=all")
+_GIT_SECONDS = 10.0
 
 
 def collect() -> dict[str, Any]:
@@ -105,7 +113,7 @@ def collect() -> dict[str, Any]:
             "load_average_1min": round(psutil.getloadavg()[0], 2),
         },
         "memory_bytes": psutil.virtual_memory().total,
-        "git": repository.facts(),
+        "git": git_facts(),
         "threads_variables": _threads_variables(),
     }
 
@@ -392,3 +400,40 @@ def _database_problem(file: Path) -> str | None:
     if os.access(file, os.W_OK):
         return None
     return "it can't be written"
+
+
+def git_facts() -> dict[str, Any] | None:
+    """Return the working folder's `commit` and `dirty` (tracked files changed); None without git.
+
+    No code in the repository is run. To read changed files, git runs the filters in its
+    configuration, which are programs. If the repository itself configures filters (`.git/config`),
+    `dirty` is therefore None.
+    """
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    # if git cannot list its settings, filters are assumed
+    settings = _git("config", "--show-scope", "--name-only", "--list") or "local filter."
+    lines = [line.split(maxsplit=1) for line in settings.splitlines()]
+    has_filters = any(
+        scope in ("local", "worktree") and key.startswith("filter.") for scope, key in lines
+    )
+    status = None if has_filters else _git(*_GIT_STATUS)
+    return {"commit": commit, "dirty": None if status is None else bool(status)}
+
+
+def _git(*arguments: str) -> str | None:
+    """Return the output of a git command; None if it fails or takes longer than 10 s."""
+    try:
+        done = subprocess.run(
+            [*_GIT, *arguments],
+            env={**os.environ, **_GIT_ENVIRONMENT},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_SECONDS,
+            check=True,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""Host: the operating system with its files, locks, signals, streams, processes and caches.
+"""Host: the operating system with its files, locks, signals, processes and caches.
 
 May import: no other room.
 Used by: __main__, api, cli, commands, comparison, convolution, cost, data, devices, doctor, main,

@@ -42,7 +42,7 @@ def node() -> str:
 def require_nodes(count: int) -> None:
     """Raise `UserError` unless this process is in a SLURM job with `count` nodes (`gpu.nodes`).
 
-    `main` and `measuring.ranks.nodes` call it.
+    `main` and `measuring.ranks.start` call it.
     """
     job, nodes = job_id(), environ.get("SLURM_JOB_NUM_NODES", "1")
     if job is None or nodes != str(count) or not environ.get("SLURMD_NODENAME"):

@@ -7,15 +7,19 @@ for probes.correctness=true.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
+
+import torch
+from torch.utils._pytree import tree_map_only
 
 from perfexp.convolution.difference import relative_error, with_statistics
 from perfexp.data import Batches
 from perfexp.errors import Unsupported, UserError
 from perfexp.measuring.context import Context
+from perfexp.models import modules, tf32
 from perfexp.models.kinds import main_output
-from perfexp.models.plain import outputs_in_fp32
 from perfexp.records.quantities import AGREEMENT, OUTPUT_ERROR
 from perfexp.records.record import Metric, Point
 
@@ -69,3 +73,19 @@ def _agreement(outputs: Any, plain: Any) -> float | None:
     # tokens have their scores last, (batch, tokens, vocabulary)
     predicted, expected = (score.argmax(-1 if score.ndim == 3 else 1) for score in scores)
     return float((predicted == expected).double().mean())
+
+
+def outputs_in_fp32(module: torch.nn.Module, inputs: Any) -> Any:
+    """Return the outputs of an fp32 copy in the default layout, without TF32 or compiler.
+
+    The copy needs memory for a second set of weights.
+    """
+    copy = deepcopy(module).float()
+    for parameter in copy.parameters():
+        parameter.data = parameter.data.contiguous()
+
+    def plain(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.float().contiguous() if tensor.is_floating_point() else tensor
+
+    with tf32.off():
+        return modules.called(copy, tree_map_only(torch.Tensor, plain, inputs))

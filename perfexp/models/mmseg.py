@@ -23,6 +23,7 @@ from perfexp.models import Batch, Ddp, Execution, Precision
 from perfexp.models.kinds import VOID, Segmentation, main_output
 from perfexp.models.kinds import correct as correct_pixels
 from perfexp.models.mmseg_config import (
+    HostImages,
     build,
     classes_of,
     read_config,
@@ -105,29 +106,6 @@ class Mmseg:
             execution=execution,
             facts=facts,
         )
-
-
-@dataclass
-class HostImages:
-    """Images from an mmsegmentation pipeline, on the host.
-
-    In training, smaller images are padded to `size`.
-
-    Attributes:
-        tensors: one image each, (3, height, width); sizes may differ.
-        size: height and width in pixels.
-    """
-
-    tensors: list[torch.Tensor]
-    size: tuple[int, int]
-    training: bool
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
-    def pin_memory(self) -> HostImages:
-        """Return the same images in pinned memory; torch's DataLoader calls it."""
-        return replace(self, tensors=[tensor.pin_memory() for tensor in self.tensors])
 
 
 class MmsegSession(TorchSession):

@@ -1,6 +1,7 @@
 """mmsegmentation configurations, read and changed so that building models needs no downloads.
 
 A model node is the part of a configuration that describes the model: nested mappings with a `type`.
+The pipelines in a configuration make `HostImages`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import functools
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -165,3 +167,26 @@ def version() -> str:
         with suppress(metadata.PackageNotFoundError):
             return f"{name} {metadata.version(name)}"
     return "unknown"
+
+
+@dataclass
+class HostImages:
+    """Images from an mmsegmentation pipeline, on the host.
+
+    In training, smaller images are padded to `size`.
+
+    Attributes:
+        tensors: one image each, (3, height, width); sizes may differ.
+        size: height and width in pixels.
+    """
+
+    tensors: list[torch.Tensor]
+    size: tuple[int, int]
+    training: bool
+
+    def __len__(self) -> int:
+        return len(self.tensors)
+
+    def pin_memory(self) -> HostImages:
+        """Return the same images in pinned memory; torch's DataLoader calls it."""
+        return replace(self, tensors=[tensor.pin_memory() for tensor in self.tensors])

@@ -21,11 +21,9 @@ from perfexp.plan.sparse import (
     Pair,
     curve_of,
     out_of_memory,
-    standard_error,
 )
 from perfexp.plan.sweep import spread
 from perfexp.prediction.identity import identity
-from perfexp.prediction.skill import Truth
 from perfexp.records import priors
 from perfexp.records.folders import below
 from perfexp.records.point_times import interval_of
@@ -144,20 +142,6 @@ class MeasuredCurve:
         if self.times is None or not self.borrows:
             return curve
         return replace(curve, related=_curve_over(reference, self.times.values, _MOST_BORROWED))
-
-    def truth(self) -> Truth:
-        """Return the curve as known truth, to score predictions made from a part of it.
-
-        `skill_table` calls it.
-        """
-        values = self.values.values()
-        return Truth(
-            name=self.name,
-            group=self.about.model,
-            x=selection.coordinates(list(self.values)),
-            values=np.array([value.value for value in values]),
-            errors=np.array(list(map(standard_error, values))),
-        )
 
 
 def _curve_over(reference: Samples, values: Mapping[Pair, Interval], most: int) -> Curve:

@@ -16,7 +16,7 @@ from perfexp.records.record import Metric, Point
 from perfexp.records.rows import Row
 from perfexp.records.units import digits
 from perfexp.records.wording import metric_text, range_text
-from perfexp.statistics import trials
+from perfexp.statistics import estimators
 from perfexp.statistics.estimators import Interval
 
 
@@ -33,14 +33,14 @@ def metrics(seeds: Sequence[Point]) -> dict[str, Metric]:
     if not targets:
         return {}
     times, accuracies = _values(seeds, TIME_TO_ACCURACY), _values(seeds, ACCURACY)
-    summaries = [_metric(REACHED_SHARE, trials.share(len(times), len(seeds)))]
-    if time := trials.median_time(times, len(seeds)):
+    summaries = [_metric(REACHED_SHARE, estimators.share_interval(len(times), len(seeds)))]
+    if time := estimators.median_of_trials(times, len(seeds)):
         summaries.append(_metric(TIME_TO_ACCURACY, time))
     else:
         reason = f"reached by {len(times)} of {len(seeds)} seeds"
         summaries.append(Metric.of(TIME_TO_ACCURACY, None, reason=reason))
     if accuracies:
-        summaries.append(_metric(ACCURACY, trials.mean(accuracies)))
+        summaries.append(_metric(ACCURACY, estimators.mean_of_shares(accuracies)))
         summaries.append(_p_value(seeds, accuracies, targets[0]))
     return {metric.name: metric for metric in summaries}
 
@@ -51,7 +51,7 @@ def _p_value(seeds: Sequence[Point], accuracies: Sequence[float], target: float)
         if sum(epoch.accuracy is not None for epoch in seed.epochs) > 1:
             reason = "an early stop selects accuracies; set mode.train.eval_every=EPOCHS"
             return Metric.of(TARGET_P, None, reason=reason)
-    p = trials.p_above(accuracies, target)
+    p = estimators.p_above(accuracies, target)
     if p is None:
         reason = "the accuracies do not vary" if len(accuracies) > 1 else "this is a single seed"
         return Metric.of(TARGET_P, None, reason=reason)

@@ -137,7 +137,7 @@ class Counted:
 def count(launch: KernelLaunch) -> Counted:
     """Return the work in a launch, from whichever counters it has.
 
-    `assemble` calls it for each launch.
+    `perfexp.roofline` calls it for each launch.
     """
     seconds, amounts = _amounts(launch.metrics)
     flops, lacking = _core_flops(amounts)

@@ -105,7 +105,7 @@ def _start_ranks(plan: config.Plan, arguments: argparse.Namespace, emit: Events)
 
     Each rank is this program again, with `--ranks`. This process itself measures nothing.
     """
-    from perfexp.measuring.ranks import nodes, start
+    from perfexp.measuring.ranks import start
 
     replicate = f"--replicate={arguments.replicate}"
     command = worker_command(
@@ -113,7 +113,9 @@ def _start_ranks(plan: config.Plan, arguments: argparse.Namespace, emit: Events)
     )
     port = plan.gpu.get("port")
     if plan.nodes > 1:
-        return nodes.run(command, nodes=plan.nodes, per_host=plan.devices, port=port, emit=emit)
+        return start.run_on_nodes(
+            command, nodes=plan.nodes, per_host=plan.devices, port=port, emit=emit
+        )
     return start.run(command, size=plan.ranks, port=port, emit=emit)
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from perfexp import commands, main
 from perfexp.commands import sides
+from perfexp.commands.ab import AbRun
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Record, Status, read_points
 from perfexp.records.sweep_record import Sweep
-from perfexp.run.ab_run import AbRun
 from perfexp.statistics import sequential
 
 pytestmark = pytest.mark.usefixtures("quick_commands")

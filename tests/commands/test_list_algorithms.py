@@ -14,6 +14,7 @@ import torch
 
 from perfexp import commands
 from perfexp.commands import list_options
+from perfexp.commands.list_options import shape_text, support_table
 from perfexp.convolution import attention
 from perfexp.convolution.forced import Forced
 from perfexp.convolution.layer_support import _problems_of, survey
@@ -25,7 +26,6 @@ from perfexp.models.module import adapt
 from perfexp.plan import config
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key
-from perfexp.report.support_table import shape_text, table
 from perfexp.worker import answers
 from tests.convolution.scripted_cudnn import in_place
 from tests.support.selection import slow_after
@@ -310,7 +310,7 @@ def test_custom_model_beyond_fake_tensors_is_surveyed():
 def test_a_model_that_is_a_convolution_itself():
     model = adapt(torch.nn.Conv2d(3, 4, 3), "alone")
     found = {**survey(opened(model), key()), "phase": "inference", "inputs": 1, "doubts": []}
-    [line] = table(found).lines
+    [line] = support_table(found).lines
     assert line[:2] == ("the model", "3→4 3×3 16×16")
 
 

@@ -9,7 +9,7 @@ from perfexp import commands, main
 from perfexp.commands import doctor, selfcheck
 from perfexp.doctor import Choice
 from perfexp.errors import UserError
-from perfexp.records import diagnostics, priors, selfcheck_summary
+from perfexp.records import diagnostics, priors
 from perfexp.records.record import Key, Point, Record, Series, Status
 from perfexp.records.summary import rows
 from perfexp.run import machine_priors, worker_query
@@ -122,9 +122,9 @@ def record_of(make_record, **device):
 
 
 def test_sentence_states_the_spread_and_detectable_differences(make_record):
-    [spread] = selfcheck_summary.spreads(rows(record_of(make_record, name="AMD EPYC")))
+    [spread] = selfcheck.spreads(rows(record_of(make_record, name="AMD EPYC")))
     assert spread.time == "latency"
-    text = selfcheck_summary.sentence([spread])
+    text = selfcheck.sentence_of([spread])
     assert text == (
         "On this machine, latency varies by 9.3 % between processes; 5 processes each show differences from 20 %."
     )

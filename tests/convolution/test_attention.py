@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 
 import perfexp
-from perfexp.convolution import attention, attention_kernels
+from perfexp.convolution import attention, proof
 from perfexp.convolution.attention import AttentionBackends
 from perfexp.convolution.backends import PassChoice
 from perfexp.convolution.coverage import LayerStatus, Pass, PassReport
@@ -225,18 +225,18 @@ def test_fastest_races_with_dropout_by_errors_without_it(forced):
     ],
 )
 def test_a_kernel_belongs_to_its_backend(kernel, backend):
-    assert attention_kernels.family(kernel) == backend
+    assert proof.fused_backend(kernel) == backend
 
 
 def test_products_and_softmax_alone_are_math():
     gemm = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n"
-    assert attention_kernels.ran([gemm, "softmax_warp_forward", gemm]) == "math"
-    assert attention_kernels.ran([gemm]) is None
-    assert attention_kernels.ran(["flash_fwd_kernel", "fmha_cutlassF"]) is None
+    assert proof.backend_of([gemm, "softmax_warp_forward", gemm]) == "math"
+    assert proof.backend_of([gemm]) is None
+    assert proof.backend_of(["flash_fwd_kernel", "fmha_cutlassF"]) is None
 
 
 def test_an_unknown_kernel_proves_nothing():
-    seen = attention_kernels.Seen(everything=["mystery"])
+    seen = proof.AttentionSeen(everything=["mystery"])
     seen.add(Pass.forward, ["mystery"])
     report = PassReport(which=Pass.forward, selected="flash", status=LayerStatus.requested)
     proven = seen.proven(report)

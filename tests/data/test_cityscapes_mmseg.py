@@ -18,7 +18,8 @@ from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.models import Batch, Execution, Precision
-from perfexp.models.mmseg import HostImages, Mmseg, MmsegSession
+from perfexp.models.mmseg import Mmseg, MmsegSession
+from perfexp.models.mmseg_config import HostImages
 from perfexp.models.torchvision_import import import_torchvision
 from perfexp.records.record import Record, Status
 from tests.data.streets import change_mask, cut_off, stem, write_pair, write_streets

@@ -10,7 +10,8 @@ import pytest
 import torch
 from PIL import Image
 
-from perfexp.data.images import Images, centre_crop
+from perfexp.data.image_files import center_crop
+from perfexp.data.images import Images
 from perfexp.data.loading import to_tensor
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import PerfexpError, Unsupported, UserError
@@ -66,7 +67,7 @@ def test_batch_is_normalized_and_has_the_requested_size(
     with open_images(Images(root=str(photographs), workers=0), session, training=False) as batches:
         batch = batches.next()
     with Image.open(photographs / "flower" / "0.jpg") as picture:
-        expected = to_tensor(centre_crop(picture, (24, 32)))
+        expected = to_tensor(center_crop(picture, (24, 32)))
     assert batch.inputs.shape == (4, 3, 24, 32)
     torch.testing.assert_close(batch.inputs[0], expected)
 
@@ -86,7 +87,7 @@ def test_normalising_takes_out_imagenets_mean_and_deviation() -> None:
 def test_the_middle_of_a_wide_picture_is_kept() -> None:
     picture = Image.new("RGB", (60, 20), "black")
     picture.paste("white", (20, 0, 40, 20))
-    inside = centre_crop(picture, (10, 10)).crop(
+    inside = center_crop(picture, (10, 10)).crop(
         (1, 1, 9, 9)
     )  # resizing blends the border with what lies outside
     assert inside.getextrema() == ((255, 255),) * 3

@@ -99,7 +99,7 @@ def test_meters_are_found_without_torch_where_that_is_possible(
 
     monkeypatch.setattr(auto, "predicted_name", lambda index: product)
     monkeypatch.setattr(auto.nvml, "visible_boards", boards)
-    monkeypatch.setattr(auto, "find_nvml", of_board)
+    monkeypatch.setattr(auto, "find_nvidia", of_board)
     monkeypatch.setattr(auto.rapl, "find", lambda: none_because("no zones"))
     found = auto.predicted_meters(name, indices)
     assert (found and found.reason.removeprefix("no meter: ")) == reason

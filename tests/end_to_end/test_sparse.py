@@ -15,7 +15,7 @@ from perfexp.errors import UserError
 from perfexp.main import main
 from perfexp.plan import config
 from perfexp.plan.sparse import Sparse
-from perfexp.prediction import corpus, predictions, skill_table
+from perfexp.prediction import corpus, predictions, skill
 from perfexp.prediction.skill import GAUSSIAN_PROCESS
 from perfexp.records.analysis import Analysis
 from perfexp.records.expected import Expected
@@ -298,7 +298,7 @@ def test_short_curves_are_scored_by_leaving_one_out(sparse):
     }
     dense = replace(curve, values=values)
     for measured, unseen in {12: 13, 24: 1, 25: 23, 100: 23}.items():
-        [scores] = skill_table.score_all([dense], measured=measured, dense=20)[0].scores
+        [scores] = skill.score_all([dense], measured=measured, dense=20)[0].scores
         assert scores[GAUSSIAN_PROCESS].errors.size == unseen
 
 

@@ -103,7 +103,9 @@ def test_output_arrives_unchanged_through_a_nonblocking_pipe(tmp_path):
     receive, send = os.pipe()
     os.set_blocking(send, False)
     text = "ü" * 200_000
-    code = f"from perfexp.host import streams; streams.install(); print({'ü'!r} * 200_000)"
+    code = (
+        f"from perfexp.__main__ import install_streams; install_streams(); print({'ü'!r} * 200_000)"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=send, env={**os.environ, "PYTHONUTF8": "1"}
     )

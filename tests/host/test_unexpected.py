@@ -113,7 +113,7 @@ def test_what_sums_a_sweep_up_is_caught_too(cache, monkeypatch, capsys):
 def test_unexpected_error_at_program_start_is_one_line(cache, monkeypatch, capsys):
     from perfexp import __main__
 
-    monkeypatch.setattr("perfexp.host.streams.install", lambda: None)
+    monkeypatch.setattr("perfexp.__main__.install_streams", lambda: None)
     monkeypatch.setattr("perfexp.main.main", fail)
     monkeypatch.setattr("sys.argv", ["perfexp", "model=fake"])
     assert __main__.main() == 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfexp.prediction import corpus, lookup, predictions, skill, skill_table
+from perfexp.prediction import corpus, lookup, predictions, skill
 from perfexp.prediction.corpus import MeasuredCurve, MeasuredDevice
 from perfexp.prediction.skill import GAUSSIAN_PROCESS, Truth
 from perfexp.records.record import Status
@@ -268,8 +268,8 @@ def test_a_curve_without_inner_points_is_not_scored():
     ends = {(size, 1): 1e-3 for size in ((64, 256), (128, 128), (256, 64))}
     ends |= {(size, 1): 2e-3 for size in ((64, 512), (128, 256), (256, 128))}
     inner = {((size, size), 1): 1e-3 + 1e-7 * size**2 for size in range(128, 321, 32)}
-    assert skill_table.score_all([curve_over(ends)], measured=12, dense=20) == []
-    [table] = skill_table.score_all([curve_over(ends), curve_over(inner)], measured=12, dense=20)
+    assert skill.score_all([curve_over(ends)], measured=12, dense=20) == []
+    [table] = skill.score_all([curve_over(ends), curve_over(inner)], measured=12, dense=20)
     assert [len(curve.values) for curve in table.curves] == [7]
     assert table.scores[0][GAUSSIAN_PROCESS].errors.size == 5
 

@@ -22,15 +22,13 @@ from perfexp.records.analysis import Analysis
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Metric, Point, Status, layers_key
 from perfexp.report import markdown
-from perfexp.roofline import Peaks, Roofline, of_csv, of_record
-from perfexp.roofline.assemble import of_listing, recorded
-from perfexp.roofline.caveats import missing_backward
+from perfexp.roofline import Peaks, Roofline, of_csv, of_listing, of_record, recorded
 from perfexp.roofline.counters import wanted
 from perfexp.roofline.kernel_names import cut, numbered, short
 from perfexp.roofline.listing import parse
 from perfexp.roofline.peaks import by_hand, matching, named, of_plan, of_sheet
 from perfexp.roofline.placement import Basis, Limit, RooflineRow
-from perfexp.roofline.sentences import meaning
+from perfexp.roofline.sentences import meaning, missing_backward
 from tests.roofline.listings import DRAM, L2, SM, TIME, Kernel, counted, long_form, wide_form
 
 PEAKS = by_hand(10, 1000)

@@ -15,8 +15,7 @@ from perfexp.report.plots import canvas, pages
 from perfexp.report.plots import roofline_files as sink
 from perfexp.report.plots.roofline_plot import compose
 from perfexp.report.plots.roofline_table import console_grid
-from perfexp.roofline import Peaks, Roofline
-from perfexp.roofline.assemble import of_listing, recorded
+from perfexp.roofline import Peaks, Roofline, of_listing, recorded
 from perfexp.roofline.counters import wanted
 from perfexp.roofline.listing import parse
 from tests.roofline.listings import DRAM, SM, TIME, Kernel, counted, long_form, many

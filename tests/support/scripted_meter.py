@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perfexp.devices.meters import PowerKind, Reading
-from perfexp.devices.meters.feeding import Feeder
-from perfexp.devices.meters.watch import Watch
+from perfexp.devices.meters.watch import Feeder, Watch
 from perfexp.records.diagnostics import Diagnostic
 
 if TYPE_CHECKING:

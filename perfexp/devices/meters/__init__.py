@@ -1,8 +1,8 @@
 """Interface of energy meters. Each kind of meter has its own module here.
 
 A meter has an energy counter (joules), a power sensor (watts), or both. `track` stores a meter's
-answers, `watch` decides when to query it, `feeding` keeps the device busy, and
-`energy_metrics` turns the answers into metrics.
+answers, `watch` decides when to query it and keeps the device busy, and `energy_metrics` turns the
+answers into metrics.
 """
 
 from __future__ import annotations

@@ -26,9 +26,8 @@ from perfexp.devices.meters.energy_metrics import (
     midway,
     product,
 )
-from perfexp.devices.meters.feeding import Beside, Feeder, threaded
 from perfexp.devices.meters.track import Track
-from perfexp.devices.meters.watch import Rules, Watch
+from perfexp.devices.meters.watch import Beside, Feeder, Rules, Watch, threaded
 from perfexp.records import diagnostics, quantities
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.quantities import member

@@ -8,7 +8,7 @@ last, because rates need every time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from perfexp.cost import Work
 from perfexp.models import Tokens
@@ -83,21 +83,8 @@ def add_work_metrics(
         )
         least = _least_seconds(work, formats, peaks)
         point.metrics.append(_share_metric(point, least, MFU, reason))
-    if ceilings:
-        least = _least_seconds(work, formats, ceilings)
-        # a model without contractions has no mix of formats; show the fastest one
-        highest = (
-            work.contraction_flops / least if least else max(ceilings[name] for name in formats)
-        )
-        point.metrics += [
-            Metric.of(FLOPS_CEILING, highest),
-            Metric.of(BYTES_CEILING, ceilings["bytes_per_second"]),
-            _share_metric(point, least, MFU_OF_CEILING),
-        ]
-        point.facts["ceilings"] = dict(ceilings)
-    elif ceilings is not None:
-        reason = "the device's ceilings could not be measured; see details/run.log"
-        point.metrics.append(Metric.of(MFU_OF_CEILING, None, reason=reason))
+    if ceilings is not None:
+        _add_ceilings(point, work, formats, ceilings)
     shares = [metric for metric in point.metrics if metric.name in (MFU, MFU_OF_CEILING)]
     point.doubts += [
         diagnostics.make("above_the_ceiling", metric=metric.name, share=metric.value)
@@ -110,15 +97,44 @@ def add_work_metrics(
                 point, work.contraction_flops / host_rate, "share of a matrix product's rate"
             )
         )
+    # a model that draws numbers may do less work in a timed call than in the counted one
+    if not work.is_random:
+        _refuse_impossible(point, shares)
+    point.doubts += [*_tf32_note(work, formats, peaks or {}), *_count_diagnostics(work)]
+
+
+def _add_ceilings(
+    point: Point, work: Work, formats: Formats, ceilings: Mapping[str, float]
+) -> None:
+    """Add the device's ceilings, and the share of them that the model reaches, to a point.
+
+    Args:
+        ceilings: see `add_work_metrics`; if it is empty, the reason is added.
+    """
+    if not ceilings:
+        reason = "the device's ceilings could not be measured; see details/run.log"
+        point.metrics.append(Metric.of(MFU_OF_CEILING, None, reason=reason))
+        return
+    least = _least_seconds(work, formats, ceilings)
+    # a model without contractions has no mix of formats; show the fastest one
+    highest = work.contraction_flops / least if least else max(ceilings[name] for name in formats)
+    point.metrics += [
+        Metric.of(FLOPS_CEILING, highest),
+        Metric.of(BYTES_CEILING, ceilings["bytes_per_second"]),
+        _share_metric(point, least, MFU_OF_CEILING),
+    ]
+    point.facts["ceilings"] = dict(ceilings)
+
+
+def _refuse_impossible(point: Point, shares: Iterable[Metric]) -> None:
+    """Set a point to failed if a share of a peak is too large to be true."""
     for metric in shares:
-        # a model that draws numbers may do less work in a timed call than in the counted one
-        if metric.value is not None and metric.value > _IMPOSSIBLE and not work.is_random:
+        if metric.value is not None and metric.value > _IMPOSSIBLE:
             reason = (
                 f"impossible: {metric.name} is {metric.value:.3g}, so the timed calls did not do "
                 "the model's work"
             )
             point.status, point.error = Status.FAILED, reason
-    point.doubts += [*_tf32_note(work, formats, peaks or {}), *_count_diagnostics(work)]
 
 
 def add_token_metrics(

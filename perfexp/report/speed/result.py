@@ -16,6 +16,7 @@ from perfexp.records import priors
 from perfexp.records.paths import RunPaths
 from perfexp.records.point_times import loop_interval
 from perfexp.records.record import Key, Point, Record, Status, without_replicate
+from perfexp.records.subject import one_line
 from perfexp.statistics import estimators
 from perfexp.statistics.moderated import Repeats
 
@@ -96,6 +97,11 @@ class Speed:
         """Return the JSON in UTF-8, one key per line."""
         text = json.dumps(self.document(), ensure_ascii=False, indent=0, allow_nan=False)
         return text.encode("utf-8", errors="replace") + b"\n"
+
+    def line(self, path: Path | None) -> str:
+        """Return file path if there is one, figure and origin in one line, for the console."""
+        figure = "failed" if self.failed else f"{self.images_per_second:.6g} images/s"
+        return one_line(f"{path or 'no file'}: {figure} ({self.remark})")
 
 
 _PHASE = "train"

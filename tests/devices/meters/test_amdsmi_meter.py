@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from perfexp.devices.meters import PowerKind, amdsmi
+from perfexp.devices.meters import PowerKind, boards
 
 BUS = "0000:c1:00.0"
 
@@ -39,7 +39,7 @@ def smi(monkeypatch):
 
 
 def found():
-    return amdsmi.find(BUS)
+    return boards.find_amd(BUS)
 
 
 def raising(error):
@@ -123,4 +123,4 @@ def test_without_the_package_there_is_no_meter(monkeypatch):
 
 
 def test_without_a_bus_id_no_board_is_guessed(smi):
-    assert "PCI bus id" in amdsmi.find(None).reason
+    assert "PCI bus id" in boards.find_amd(None).reason

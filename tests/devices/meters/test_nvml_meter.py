@@ -5,7 +5,7 @@ import ctypes
 import pynvml
 import pytest
 
-from perfexp.devices.meters import PowerKind, nvml
+from perfexp.devices.meters import PowerKind, boards
 
 
 class Driver:
@@ -63,7 +63,7 @@ def codes(doubts):
 def test_board_is_found_by_its_uuid_whatever_its_index(driver):
     driver.count_energy()
     for uuid in ("bb", "GPU-bb"):
-        [meter] = nvml.find(uuid).meters
+        [meter] = boards.find_nvidia(uuid).meters
         assert meter.energy_joules().value == pytest.approx(1000.001)
         assert "number 1" in meter.covers
 
@@ -71,7 +71,7 @@ def test_board_is_found_by_its_uuid_whatever_its_index(driver):
 def test_millijoules_become_joules_and_milliwatts_watts(driver):
     driver.count_energy()
     driver.tell_field()
-    [meter] = nvml.find("aa").meters
+    [meter] = boards.find_nvidia("aa").meters
     assert meter.energy_joules().value == pytest.approx(1000.0)
     assert meter.power_watts().value == pytest.approx(421.0)
     assert meter.power_kind is PowerKind.instantaneous
@@ -94,7 +94,7 @@ def test_power_without_the_instantaneous_field_states_its_kind(driver, capabilit
     driver.count_energy()
     driver.tell_power(capability=capability)
     driver.tell_field(code=pynvml.NVML_ERROR_NOT_SUPPORTED)
-    [meter] = nvml.find("aa").meters
+    [meter] = boards.find_nvidia("aa").meters
     assert meter.power_watts().value == pytest.approx(420.0)
     assert meter.power_kind is kind
     assert codes(meter.doubts()) == ([] if kind is PowerKind.instantaneous else ["meter_limited"])
@@ -103,7 +103,7 @@ def test_power_without_the_instantaneous_field_states_its_kind(driver, capabilit
 def test_unknown_compute_capability_means_average_power(driver):
     driver.tell_power()
     driver.answer("nvmlDeviceGetCudaComputeCapability", driver.refuse)
-    [meter] = nvml.find("aa").meters
+    [meter] = boards.find_nvidia("aa").meters
     assert meter.power_kind is PowerKind.average
 
 
@@ -111,13 +111,13 @@ def test_an_nvidia_ml_py_without_the_field_uses_the_usage(driver, monkeypatch):
     driver.tell_power()
     driver.tell_field()
     monkeypatch.delattr(pynvml, "NVML_FI_DEV_POWER_INSTANT")
-    [meter] = nvml.find("aa").meters
+    [meter] = boards.find_nvidia("aa").meters
     assert meter.power_watts().value == pytest.approx(420.0)
 
 
 def test_a_board_without_a_counter_keeps_its_power(driver):
     driver.tell_field()
-    [meter] = nvml.find("aa").meters
+    [meter] = boards.find_nvidia("aa").meters
     reading = meter.energy_joules()
     assert reading.value is None
     assert "Not Supported" in reading.reason
@@ -125,7 +125,7 @@ def test_a_board_without_a_counter_keeps_its_power(driver):
 
 
 def test_a_board_that_tells_nothing_is_no_meter(driver):
-    found = nvml.find("aa")
+    found = boards.find_nvidia("aa")
     assert found.meters == ()
     assert found.reason.startswith("no meter: ")
     assert "nor has it a power sensor" in found.reason
@@ -134,7 +134,7 @@ def test_a_board_that_tells_nothing_is_no_meter(driver):
 def test_what_the_driver_refuses_later_is_a_reason_and_no_error(driver):
     driver.count_energy()
     driver.tell_field()
-    [meter] = nvml.find("aa").meters
+    [meter] = boards.find_nvidia("aa").meters
 
     def lost(handle, *_):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
@@ -148,7 +148,7 @@ def test_what_the_driver_refuses_later_is_a_reason_and_no_error(driver):
 @pytest.mark.parametrize("uuid", ["cc", "MIG-cc"])
 def test_a_slice_has_no_energy_of_its_own(driver, uuid):
     driver.count_energy()
-    found = nvml.find(uuid)
+    found = boards.find_nvidia(uuid)
     assert found.meters == ()
     assert "all of its MIG slices" in found.reason
 
@@ -157,13 +157,13 @@ def test_a_slice_has_no_energy_of_its_own(driver, uuid):
 def test_a_board_on_which_mig_is_on_has_none_either(driver, mode, meters):
     driver.count_energy()
     driver.answer("nvmlDeviceGetMigMode", lambda handle: mode)
-    assert len(nvml.find("aa").meters) == meters
+    assert len(boards.find_nvidia("aa").meters) == meters
 
 
 def test_other_processes_on_the_board_are_told(driver):
     driver.count_energy()
     driver.tell_field()
-    [meter] = nvml.find("aa").meters
+    [meter] = boards.find_nvidia("aa").meters
     for processes, found in (([], []), (["own"], []), (["own", "another"], ["meter_shared"])):
         driver.answer(
             "nvmlDeviceGetComputeRunningProcesses", lambda handle, listed=processes: listed
@@ -172,7 +172,7 @@ def test_other_processes_on_the_board_are_told(driver):
 
 
 def test_a_uuid_that_nobody_knows_says_where_to_look(driver):
-    found = nvml.find("dd")
+    found = boards.find_nvidia("dd")
     assert found.meters == ()
     assert "Not Found" in found.reason
     assert "nvidia-smi -L" in found.reason
@@ -183,4 +183,4 @@ def test_without_a_driver_there_is_no_meter(monkeypatch):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     monkeypatch.setattr(pynvml, "nvmlInit", no_library)
-    assert "NVML Shared Library Not Found" in nvml.find("aa").reason
+    assert "NVML Shared Library Not Found" in boards.find_nvidia("aa").reason

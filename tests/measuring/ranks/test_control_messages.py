@@ -10,9 +10,8 @@ from typing import NamedTuple
 import pytest
 
 from perfexp.measuring.modes import State, Step
-from perfexp.measuring.ranks import Place, ProcessGroup, meeting
-from perfexp.measuring.ranks.control_messages import Follower, Leader, Member
-from perfexp.measuring.ranks.meeting import Meeting, pipe
+from perfexp.measuring.ranks import Place, ProcessGroup, control_messages
+from perfexp.measuring.ranks.control_messages import Follower, Leader, Meeting, Member, pipe
 from perfexp.models import Sharing
 from perfexp.records.record import Key
 
@@ -280,13 +279,13 @@ def test_slow_greeting_is_abandoned_at_its_deadline(monkeypatch):
             return b"s"
 
     slow = Slow()
-    monkeypatch.setattr(meeting.time, "monotonic", lambda: slow.now)
-    assert meeting._receive_greeting(slow, "s" * 32, 5.0) is None
+    monkeypatch.setattr(control_messages.time, "monotonic", lambda: slow.now)
+    assert control_messages._receive_greeting(slow, "s" * 32, 5.0) is None
     assert slow.now == 5.0
 
 
 def test_ranks_that_never_connect_end_the_first_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(meeting, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(control_messages, "_PATIENCE_SECONDS", 0.0)
     meet(tmp_path)
     with pytest.raises(TimeoutError, match=r"ranks \[1, 2\] did not connect in 0 s"):
         Leader(Place(number=0, size=3, folder=tmp_path, per_host=1))

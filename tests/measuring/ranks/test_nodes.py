@@ -9,7 +9,7 @@ import pytest
 
 from perfexp.errors import UserError
 from perfexp.host import scheduler
-from perfexp.measuring.ranks import nodes, start
+from perfexp.measuring.ranks import start
 from perfexp.records.messages import Events, cut
 from perfexp.worker import rank_process
 
@@ -35,7 +35,7 @@ sys.exit(max(map(abs, codes)))
 RANK = """
 import json, os, pathlib, signal, sys, time
 from perfexp.measuring.ranks import Place
-from perfexp.measuring.ranks.meeting import from_leader, to_followers
+from perfexp.measuring.ranks.control_messages import from_leader, to_followers
 folder = pathlib.Path(next(word for word in sys.argv if word.startswith("--ranks=")).partition("=")[2])
 number, size, per_host = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
 place = Place(number=number, size=size, folder=folder, per_host=per_host)
@@ -65,7 +65,7 @@ def run(script):
     receive, send = os.pipe()
     with os.fdopen(receive) as events:
         try:
-            code = nodes.run(
+            code = start.run_on_nodes(
                 [sys.executable, "-c", script], nodes=2, per_host=1, port=None, emit=Events(send)
             )
         finally:
@@ -105,23 +105,23 @@ def test_an_srun_that_starts_nothing_or_loses_a_node_is_reported(job, rank):
 def test_the_line_of_an_error_stays_whole_in_slurm(letter, capfdbinary, monkeypatch):
     message = cut(letter * 2000, rank_process._MOST_BYTES)
     error = {"message": message, "status": "unsupported", "timestamp": 1764345678.1234567}
-    monkeypatch.setattr(nodes, "_launch", lambda *_: {99999: start.FailedRank(4194304, 1, error)})
-    monkeypatch.setattr(nodes, "_REPORT_SECONDS", 0)
-    monkeypatch.setattr(nodes, "_end_with_input", lambda: None)
+    monkeypatch.setattr(start, "_launch", lambda *_: {99999: start.FailedRank(4194304, 1, error)})
+    monkeypatch.setattr(start, "_REPORT_SECONDS", 0)
+    monkeypatch.setattr(start, "_end_with_input", lambda: None)
     for name, value in {
         "SLURM_NODEID": "1",
         "SLURM_LAUNCH_NODE_IPADDR": "::",
         "SLURMD_NODENAME": "n" * 64,
     }.items():
         monkeypatch.setenv(name, value)
-    instructions = nodes.Instructions(
+    instructions = start.Instructions(
         command=[], folder="", nodes=2, per_host=1, run_id="", port=1, messages_port=2, secret=""
     )
     receive, send = os.pipe()
     os.write(send, json.dumps(msgspec.to_builtins(instructions)).encode() + b"\n")
     with os.fdopen(receive) as given, os.fdopen(send, "wb"):
         monkeypatch.setattr("sys.stdin", given)
-        assert nodes.main() == 1
+        assert start.main() == 1
     line = capfdbinary.readouterr().out
     assert 700 < len(line) <= 1024
     assert json.loads(line)["end"][2]["message"] == message

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from perfexp.host import repository
+from perfexp.doctor.environment import git_facts
 
 IDENTITY = ("-c", "user.name=nobody", "-c", "user.email=nobody@example.org")
 
@@ -37,31 +37,31 @@ def touch(file):
 
 
 def test_a_clean_checkout_is_not_dirty_and_a_changed_one_is(checkout):
-    assert repository.facts() == {"commit": git(checkout, "rev-parse", "HEAD"), "dirty": False}
+    assert git_facts() == {"commit": git(checkout, "rev-parse", "HEAD"), "dirty": False}
     touch(checkout / "one.txt")
     (checkout / "untracked").write_text("")
-    assert repository.facts()["dirty"] is False
+    assert git_facts()["dirty"] is False
     (checkout / "one.txt").write_text("another\n")
-    assert repository.facts()["dirty"] is True
+    assert git_facts()["dirty"] is True
 
 
 def test_a_staged_change_is_dirty_also_from_a_folder_below(checkout, monkeypatch):
     (checkout / "below").mkdir()
     monkeypatch.chdir(checkout / "below")
-    assert repository.facts()["dirty"] is False
+    assert git_facts()["dirty"] is False
     (checkout / "two.txt").write_text("another\n")
     git(checkout, "add", "two.txt")
-    assert repository.facts()["dirty"] is True
+    assert git_facts()["dirty"] is True
 
 
 def test_a_work_tree_has_its_own_commit_and_changes(checkout, tmp_path, monkeypatch):
     git(checkout, "worktree", "add", "-q", str(tmp_path / "other"))
     (tmp_path / "other" / "one.txt").write_text("another\n")
-    assert repository.facts()["dirty"] is False
+    assert git_facts()["dirty"] is False
     monkeypatch.chdir(tmp_path / "other")
-    assert repository.facts() == {"commit": git(checkout, "rev-parse", "HEAD"), "dirty": True}
+    assert git_facts() == {"commit": git(checkout, "rev-parse", "HEAD"), "dirty": True}
     git(tmp_path / "other", "commit", "-qam", "second")
-    assert repository.facts() == {
+    assert git_facts() == {
         "commit": git(tmp_path / "other", "rev-parse", "HEAD"),
         "dirty": False,
     }
@@ -74,12 +74,12 @@ def test_files_are_compared_as_the_repository_says(checkout, setting):
     git(checkout, "checkout", "one.txt")  # with the line ends that the setting asks for
     touch(checkout / "one.txt")
     (checkout / "two.txt").chmod(0o755 if "fileMode" in setting else 0o644)
-    assert repository.facts()["dirty"] is False
+    assert git_facts()["dirty"] is False
 
 
 def test_a_split_index_and_sha256_are_read(checkout, tmp_path, monkeypatch):
     git(checkout, "update-index", "--split-index")
-    assert repository.facts()["dirty"] is False
+    assert git_facts()["dirty"] is False
     folder = tmp_path / "sha256"
     folder.mkdir()
     git(folder, "init", "-q", "--object-format=sha256")
@@ -87,14 +87,14 @@ def test_a_split_index_and_sha256_are_read(checkout, tmp_path, monkeypatch):
     git(folder, "add", ".")
     git(folder, "commit", "-qm", "first")
     monkeypatch.chdir(folder)
-    assert repository.facts()["dirty"] is False
+    assert git_facts()["dirty"] is False
     (folder / "file").write_text("changed")
-    assert repository.facts()["dirty"] is True
+    assert git_facts()["dirty"] is True
 
 
 def test_outside_of_git_nothing_is_known(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert repository.facts() is None
+    assert git_facts() is None
 
 
 @pytest.mark.parametrize("change", [False, True])
@@ -143,6 +143,6 @@ def test_nothing_that_a_repository_configures_is_run(checkout, tmp_path, change,
         (checkout / "two.txt").write_text("another\n")
     index = checkout / ".git" / "index"
     before = index.read_bytes(), index.stat().st_mtime_ns
-    assert repository.facts()["dirty"] is (None if filters else change)
+    assert git_facts()["dirty"] is (None if filters else change)
     assert (index.read_bytes(), index.stat().st_mtime_ns) == before
     assert list(canaries.iterdir()) == []
