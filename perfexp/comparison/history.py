@@ -131,7 +131,7 @@ def _changes(point: str, measure: str, runs: Collection[_Run], margin: float) ->
     accepted, checked = of_sides.get(0, 0), of_sides.get(1, 0)
     total = shift(parts[accepted], parts[checked])
     is_worse = total.value > 0 if MEASURES[measure].is_better_if_lower else total.value < 0
-    has_baseline = any(run.number == 0 for run in runs)
+    has_baseline = {0, 1} <= of_sides.keys()
     if not has_baseline or total.p_beyond(margin) > ALPHA or not is_worse:
         checked = accepted
     changes = []

@@ -112,7 +112,7 @@ class EpochTraining:
             reason = training.no_accuracy(self.session, self.data).reason
             raise UserError(f"mode.train.target_accuracy needs labels of the data: {reason}.")
         is_repeatable = bool(self.session.facts().get("deterministic"))
-        steps, is_behind = list[collecting.Samples](), True
+        steps, is_limiting = list[collecting.Samples](), True
         with ExitStack() as for_training, ExitStack() as self._for_evaluation:
             batches = for_training.enter_context(self.open(True, done))
             if batches.per_epoch is None:
@@ -141,11 +141,11 @@ class EpochTraining:
                 self.step.state.source = batches.epoch().__next__
                 with metrics.collecting() as custom:
                     with collecting.undisturbed():
-                        step_seconds, pass_seconds, was_behind = collecting.whole_pass(
+                        step_seconds, pass_seconds, limits = collecting.whole_pass(
                             self._logging_call(), self.device
                         )
                     steps.append(step_seconds)
-                    is_behind &= was_behind
+                    is_limiting &= limits
                     observer.block_ended("epoch", pass_seconds)
                     epoch = self._add_epoch(number, len(step_seconds), pass_seconds, rates)
                     is_over = self._finish_epoch(epoch, custom)
@@ -153,7 +153,7 @@ class EpochTraining:
                     break
         self.step.state.source = usual_source
         observer.add_to(self.point)
-        if is_behind:
+        if is_limiting:
             self.point.facts["bound_by"] = "gpu"
         self._add_series(np.concatenate(steps))
 

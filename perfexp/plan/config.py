@@ -488,6 +488,9 @@ def plan_of(
     model_settings.settle(plain)
     plain["choices"] = {group: str(choices[group]) for group in groups if choices.get(group)}
     plain["command"] = list(command)
+    is_sparse = plain["sweep"]["_target_"] == schema.TARGETS["sweep/sparse"]
+    if is_sparse and choices.get("algorithm") != "default":  # one per model is enough, unless typed
+        plain["cold_start"] &= "cold_start" in map(key_of, command)
     model = plain["model"]
     config_files = []
     if isinstance(model, dict) and isinstance(model.get("config"), str):

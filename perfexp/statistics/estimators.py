@@ -418,10 +418,12 @@ def median_of_trials(reached: Sequence[float], trials: int) -> Interval | None:
     if 2 * len(reached) <= trials:
         return None
     times = [*reached, *[math.inf] * (trials - len(reached))]
-    median = percentile_interval(times, 50, tau=1.0)
-    if median.high == math.inf:
-        return Interval(value=median.value, low=None, high=None)
-    return median
+    value = statistics.median(times)
+    with np.errstate(invalid="ignore"):  # between infinite times
+        interval = percentile_interval(times, 50, tau=1.0)
+    if interval.high is None or interval.high == math.inf:
+        return Interval(value=value, low=None, high=None)
+    return Interval(value=value, low=interval.low, high=interval.high)
 
 
 def share_interval(successes: int, trials: int) -> Interval:

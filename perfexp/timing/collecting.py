@@ -23,6 +23,8 @@ from perfexp.records.record import Series
 from perfexp.timing.stopping import Monitor
 
 Call = Callable[[], object]
+#: Largest share of a pass in calls that found the device idle, if the device limits the pass.
+_IDLE_SHARE = 0.05
 #: Captures a call as a CUDA graph, which is a single launch, and returns the call that replays it.
 Capture = Callable[[], Call]
 #: Seconds per call, shape (n,).
@@ -229,9 +231,9 @@ def whole_pass(call: Call, device: Device) -> tuple[Samples, float, bool]:
     Returns:
         Device seconds from the end of each call to the end of the next, shape (calls,). Host
         seconds from the start until the device has finished. Whether the device limits the calls:
-        it still had the call before the last to do when the host had issued all.
+        those that found it idle took a small share of the time.
     """
-    events = [device.new_event()]
+    events, found_idle = [device.new_event()], list[bool]()
     device.synchronize()
     start = device.now_ns()
     device.record(events[0])
@@ -240,13 +242,14 @@ def whole_pass(call: Call, device: Device) -> tuple[Samples, float, bool]:
             call()
         except StopIteration:
             break
+        found_idle.append(len(events) > 1 and device.passed(events[-1]))
         events.append(device.new_event())
         device.record(events[-1])
-    is_behind = not all(map(device.passed, events[-2:-1]))
     device.synchronize()
     total_seconds = (device.now_ns() - start) * 1e-9
-    seconds = [device.elapsed_seconds(*pair) for pair in pairwise(events)]
-    return np.asarray(seconds), total_seconds, is_behind
+    seconds = np.asarray([device.elapsed_seconds(*pair) for pair in pairwise(events)])
+    is_limiting = bool(seconds[found_idle].sum() <= _IDLE_SHARE * seconds.sum())
+    return seconds, total_seconds, is_limiting
 
 
 @dataclass

@@ -108,9 +108,17 @@ def test_a_change_within_the_margin_is_printed_and_passes(checked):
 def test_a_long_history_is_cut_to_its_latest_runs(checked, monkeypatch):
     monkeypatch.setattr(history, "_MOST_RUNS", 25)
     code, lines, _ = checked(noisy(np.concatenate([np.full(10, 0.9), stepped(at=20, runs=30)])))
-    pair, change = lines
+    change, pair = lines
     assert (code, pair.split()[1]) == (1, "SLOWER")
     assert "between c0000029 and c0000030: " in change
+
+
+def test_a_run_below_a_baseline_that_is_cut_off_passes(checked, monkeypatch):
+    monkeypatch.setattr(history, "_MOST_RUNS", 25)
+    levels = np.concatenate([np.full(10, 1.2), np.full(20, 0.95), np.ones(10)])
+    code, lines, _ = checked(noisy(levels), "--allow-undecided")
+    assert code == 0
+    assert "since the baseline" not in " ".join(lines)
 
 
 def test_memory_changes_at_an_exact_step(checked):

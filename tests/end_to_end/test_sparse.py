@@ -350,7 +350,7 @@ sweep: {measured: 4, num_sizes: 5, min_size: 32, max_size: 64}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("typed", "cold_starts"), [((), 1), (("cold_start=true",), 2)])
-def test_algorithms_of_a_model_share_a_cold_start(typed, cold_starts, tmp_path, monkeypatch):
+def test_a_cold_start_of_the_default_algorithm_is_enough(typed, cold_starts, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny_net.py").write_text(TINY)
     (tmp_path / "own" / "experiment").mkdir(parents=True)

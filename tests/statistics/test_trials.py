@@ -82,6 +82,8 @@ def test_median_time_has_the_ends_of_order_statistics():
         (14, 20, (10.5, None, None)),
         (10, 20, None),
         (0, 3, None),
+        (2, 3, (2.0, None, None)),
+        (4, 7, (4.0, None, None)),
         (5, 5, (3.0, None, None)),
         (6, 6, (3.5, 1.0, 6.0)),
     ],

@@ -38,12 +38,28 @@ def test_an_unheld_queue_gives_the_wall_time_of_the_loop(work_seconds, wall_seco
     assert np.median(seconds) == pytest.approx(wall_seconds, rel=1e-3)
 
 
-@pytest.mark.parametrize(("work_seconds", "is_behind"), [(5e-6, False), (50e-6, True)])
-def test_a_pass_tells_whether_the_device_limits_its_steps(work_seconds, is_behind):
+@pytest.mark.parametrize(
+    ("work_seconds", "burst", "is_limiting"),
+    [(5e-6, 1, False), (50e-6, 1, True), (50e-6, 8, False)],
+)
+def test_a_pass_tells_whether_the_device_limits_its_steps(work_seconds, burst, is_limiting):
+    """A loader that delivers batches in bursts leaves the device behind at the end of each."""
     device = FakeDevice(enqueue_seconds=20e-6)
-    steps = itertools.islice(itertools.repeat(repeat(device, work_seconds)), 100)
-    seconds, total_seconds, was_behind = collecting.whole_pass(lambda: next(steps)(), device)
-    assert was_behind == is_behind
+
+    def steps():
+        for number in range(400):
+            if number % burst == 0 and burst > 1:
+                device.launch(0.0, host_seconds=1e-3)  # waits for the loader
+            yield
+
+    batches, step = steps(), repeat(device, work_seconds)
+
+    def call():
+        next(batches)
+        step()
+
+    seconds, total_seconds, limits = collecting.whole_pass(call, device)
+    assert limits == is_limiting
     assert seconds.sum() == pytest.approx(total_seconds, rel=0.01)
 
 
