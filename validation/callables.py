@@ -2,16 +2,18 @@
 
     python validation/callables.py --pairs=40 --json=FILE
 
-For each function the same one is measured on both sides, in pairs of processes. Sequences of pairs are then drawn
-with replacement, with sides swapped at random, since none is first in truth. They are judged as the command does it:
-after each pair, until a verdict or the last pair.
+For each function the same one is measured on both sides, in pairs of processes. The mean of log(right/left) shows
+whether a side is favored. Sequences of pairs are then drawn with replacement and judged as the command does it: after
+each pair, until a verdict or the last pair.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
+import statistics
 import sys
 import tempfile
 from collections import Counter
@@ -40,16 +42,14 @@ def measured(file: Path, name: str, count: int) -> list[dict[str, float]]:
     places = f"{file}:{name}", f"{file}:{name}", f"{file}:make_{name}"
     judge = callable_judge._Judge(places, str(file.parent))
     with judge._running("left") as judge._referee:
-        judge._shapes = range(judge._referee.ask("describe")["shapes"])
+        facts = judge._referee.ask("describe")
+        judge._shapes, judge._parameters = range(facts["shapes"]), range(facts["arguments"])
         return [judge._pair(is_first=number == 0) for number in range(count)]
 
 
 def judged(pairs: list[dict[str, float]], shuffler: random.Random) -> Verdict:
     """Judge one sequence of pairs, drawn with replacement."""
-    drawn = []
-    for pair in shuffler.choices(pairs, k=sequential.MOST):
-        one, other = shuffler.sample((pair["left"], pair["right"]), 2)
-        drawn.append({"left": one, "right": other})
+    drawn = shuffler.choices(pairs, k=sequential.MOST)
     for count in range(callable_judge._LEAST_PAIRS, sequential.MOST + 1):
         verdict, _ = callable_judge._judged(drawn[:count], MARGIN)
         if verdict is not Verdict.UNDECIDED:
@@ -72,7 +72,12 @@ def main() -> None:
             verdicts = Counter(judged(pairs, shuffler).value for _ in range(SEQUENCES))
             shares = {verdict: count / SEQUENCES for verdict, count in verdicts.items()}
             results[name] = {"verdicts": shares, "pairs": pairs}
-            print(name, shares, flush=True)
+            logs = [math.log(pair["right"] / pair["left"]) for pair in pairs]
+            mean, error = statistics.fmean(logs), statistics.stdev(logs) / len(logs) ** 0.5
+            results[name] |= {"mean_log_ratio": mean, "standard_error": error}
+            print(
+                f"{name} {shares} mean log ratio {mean:.4f}, standard error {error:.4f}", flush=True
+            )
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1))
 

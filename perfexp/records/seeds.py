@@ -24,7 +24,7 @@ def metrics(seeds: Sequence[Point]) -> dict[str, Metric]:
     """Return metrics over all seeds by name; empty without a target accuracy.
 
     A stop at the target selects the last accuracy, so that accuracies of several evaluations have
-    no p-value.
+    no interval and no p-value.
 
     Args:
         seeds: a point's finished processes, at least one.
@@ -40,17 +40,17 @@ def metrics(seeds: Sequence[Point]) -> dict[str, Metric]:
         reason = f"reached by {len(times)} of {len(seeds)} seeds"
         summaries.append(Metric.of(TIME_TO_ACCURACY, None, reason=reason))
     if accuracies:
-        summaries.append(_metric(ACCURACY, estimators.mean_of_shares(accuracies)))
-        summaries.append(_p_value(seeds, accuracies, targets[0]))
+        accuracy, p_value = estimators.mean_of_shares(accuracies), _p_value(accuracies, targets[0])
+        if any(sum(epoch.accuracy is not None for epoch in seed.epochs) > 1 for seed in seeds):
+            accuracy = Interval(value=accuracy.value, low=None, high=None)
+            reason = "an early stop selects accuracies; set mode.train.eval_every=EPOCHS"
+            p_value = Metric.of(TARGET_P, None, reason=reason)
+        summaries += [_metric(ACCURACY, accuracy), p_value]
     return {metric.name: metric for metric in summaries}
 
 
-def _p_value(seeds: Sequence[Point], accuracies: Sequence[float], target: float) -> Metric:
+def _p_value(accuracies: Sequence[float], target: float) -> Metric:
     """Return the p-value for a mean accuracy at or below the target, or why there is none."""
-    for seed in seeds:
-        if sum(epoch.accuracy is not None for epoch in seed.epochs) > 1:
-            reason = "an early stop selects accuracies; set mode.train.eval_every=EPOCHS"
-            return Metric.of(TARGET_P, None, reason=reason)
     p = estimators.p_above(accuracies, target)
     if p is None:
         reason = "the accuracies do not vary" if len(accuracies) > 1 else "this is a single seed"

@@ -38,7 +38,7 @@ _SIDE = "perfexp.measuring.callable_side"
 #: Smallest number of pairs of processes, and the used share of the sequential level: equal sides
 #: are FASTER or SLOWER in at most 1 % of comparisons. Eight pairs of any symmetric distribution
 #: have one sign in 1 %.
-_LEAST_PAIRS, _LEVEL_SHARE = 8, 0.2
+_LEAST_PAIRS, _LEVEL_SHARE = 8, 0.18
 #: Checked and warm-up calls of each shape.
 _CHECKED, _WARM_CALLS = 4, 3
 #: Blocks of a pair, seconds of a block, and its smallest and largest number of inputs.
@@ -54,7 +54,7 @@ _TIMED_SHARE, _UNTIMED_SHARE, _UNEXPLAINED_SHARE = 0.2, 0.05, 0.75
 _CACHE_FACTOR = 1.5
 #: Largest share of a call that work after it may take, and an allowance in seconds.
 _TAIL_SHARE, _TAIL_SECONDS = 0.2, 3e-5
-#: How much faster than copying as many bytes a call can be.
+#: How much faster than copying as many bytes a call that reads and writes them all can be.
 _CEILING_FACTOR = 4.0
 _WORDS = {Verdict.BETTER: "FASTER", Verdict.WORSE: "SLOWER"}
 
@@ -106,6 +106,11 @@ def lines(compared: CallableComparison) -> list[str]:
         verdict += (
             f": right/left {interval.value:.3f}, {interval.low:.3f} to {interval.high:.3f}"
             f" ({units.counted(compared.pairs, 'pair')} of processes, {compared.device})"
+        )
+    elif compared.verdict is Verdict.UNDECIDED:
+        verdict += (
+            f": {compared.pairs} of at least {_LEAST_PAIRS} pairs of processes were measured; set a "
+            "longer --max-seconds"
         )
     if compared.reason:
         verdict += f": {compared.reason}"
@@ -228,15 +233,15 @@ class _Judge:
         with self._running("left") as self._referee:
             facts = self._referee.ask("describe")
             self._shapes = range(facts["shapes"])
-            self._parameters = range(facts["arguments"])
             try:
+                self._parameters = self._separable(range(facts["arguments"]))
                 while verdict is Verdict.UNDECIDED and len(pairs) < sequential.MOST:
                     if pairs and time.monotonic() > deadline:
                         break
                     pairs.append(self._pair(is_first=not pairs))
                     if len(pairs) >= _LEAST_PAIRS:
                         verdict, ratio = _judged(pairs, margin)
-                if verdict is Verdict.BETTER:
+                if verdict in (Verdict.BETTER, Verdict.SAME):
                     self._check_times()
             except _Refused as refused:
                 verdict, reason, ratio = Verdict.NOT_COMPARABLE, str(refused), None
@@ -273,8 +278,7 @@ class _Judge:
                 for name, blocks in self._blocks.items():
                     medians[name].append(statistics.median(_pooled(blocks[-_BLOCKS:], "new")))
                 if is_first:
-                    least_seconds = left.ask("ceiling", shape=shape)["seconds"] / _CEILING_FACTOR
-                    _check_ceiling(least_seconds, medians["left"][-1], medians["right"][-1])
+                    self._note_ceiling(left.ask("ceiling", shape=shape)["seconds"], medians)
         self._check_repeated()
         return {name: statistics.geometric_mean(each) for name, each in medians.items()}
 
@@ -283,40 +287,67 @@ class _Judge:
 
         All inputs are new, and each is made a second time for a call that shows a cache.
         """
-        counts = [float(_MOST_INPUTS)]
+        counts, hold_seconds = [float(_MOST_INPUTS)], 0.0
         for side in sides:
             for _ in range(2):  # the first calls may compile
                 warm = self._calls(side, shape, _seeds(_WARM_CALLS))
             counts.append(_BLOCK_SECONDS / warm["elapsed"] * _WARM_CALLS / 2)
-        for _ in range(_BLOCKS):
+            hold_seconds = max(hold_seconds, warm["hold_seconds"])  # equal waits on both sides
+        for number in range(_BLOCKS):
             seeds = _seeds(max(_LEAST_INPUTS, int(min(counts))))
             # the first call finds cold caches
             twice = [seeds[0], *(seed for seed in seeds[1:] for _ in range(2))]
+            pair: list[Seed] = []  # as in `_check`, so that no call tells whether it is checked
+            if number == 0 and self._parameters:
+                first, second = _seeds(2)
+                pair = [first, (first, second, random.choice(self._parameters))]
             for side in random.sample(sides, 2):
-                block = self._calls(side, shape, twice)
-                block["new"], block["again"] = block["seconds"][1::2], block["seconds"][2::2]
+                block = self._calls(side, shape, [*twice, *pair], hold_seconds)
+                seconds = block["seconds"][: len(twice)]
+                block["new"], block["again"] = seconds[1::2], seconds[2::2]
                 self._blocks[side.name].append(block)
 
-    def _check(self, side: _Process, shape: int) -> None:
-        """Have outputs verified, also after a change of each argument.
+    def _separable(self, parameters: range) -> range:
+        """Return the arguments that may be of another seed than the others, all or none.
 
-        Arguments of different seeds may not fit together; the left side shows it.
+        Arguments of different seeds may not fit together, such as indices and a table: a further
+        process of the left side tries.
         """
+        with self._running("left") as left:
+            for shape in self._shapes:
+                first, second = _seeds(2)
+                mixed = [(first, second, number) for number in parameters]
+                try:
+                    left.ask("checked_calls", seeds=mixed, shape=shape)
+                except _Refused:
+                    self._notes.append(
+                        "arguments of different seeds do not fit together: the effect of each alone "
+                        "is not checked"
+                    )
+                    return range(0)
+        return parameters
+
+    def _check(self, side: _Process, shape: int) -> None:
+        """Have outputs verified, also after a change of each argument."""
         first, second, *others = _seeds(_CHECKED)
         mixed = [(first, second, number) for number in self._parameters]
-        try:
-            self._calls(side, shape, [*others, first, *mixed], check=True)
-        except _Refused:
-            if side.name == "right" or not mixed:
-                raise
-            self._parameters = range(0)
-            self._check(side, shape)
+        answer = side.ask("checked_calls", seeds=[*others, first, *mixed], shape=shape)
+        self._verify(side, shape, answer)
 
     def _calls(
-        self, side: _Process, shape: int, seeds: Sequence[Seed], *, check: bool = False
+        self,
+        side: _Process,
+        shape: int,
+        seeds: Sequence[Seed],
+        hold_seconds: float | None = None,
     ) -> _Answer:
-        """Let a side make calls, and have the stored results verified."""
-        answer = side.ask("calls", seeds=seeds, shape=shape, check=check)
+        """Let a side make timed calls, and have the stored results verified."""
+        answer = side.ask("calls", seeds=seeds, shape=shape, hold_seconds=hold_seconds)
+        self._verify(side, shape, answer)
+        return answer
+
+    def _verify(self, side: _Process, shape: int, answer: _Answer) -> None:
+        """Refuse a side that replaced functions, or whose stored results are wrong."""
         if names := side.ask("changed")["names"]:
             raise _Refused(f"{side.name} replaces {', '.join(names[:3])}")
         reason = self._referee.ask(
@@ -325,7 +356,6 @@ class _Judge:
         if reason:
             hint = "; make(seed) or the function depends on more than the seed"
             raise _Refused(f"{side.name}: {reason}{hint if side.name == 'left' else ''}")
-        return answer
 
     def _check_origins(self, left: _Answer, right: _Answer) -> None:
         """Note or refuse that the right side is made of the left one."""
@@ -336,6 +366,16 @@ class _Judge:
             raise _Refused("right is the left side's function under another name")
         elif str(file.resolve()) in right["files"]:
             self._notes.append(f"right imports {file.name}, the left side's file")
+
+    def _note_ceiling(self, copy_seconds: float, medians: Mapping[str, Sequence[float]]) -> None:
+        """Note that a right side cannot have read all inputs, unless the left does not, either."""
+        least_seconds = copy_seconds / _CEILING_FACTOR
+        if medians["right"][-1] < least_seconds <= medians["left"][-1]:
+            self._notes.append(
+                f"right takes {units.format_seconds(medians['right'][-1])}, but its inputs and "
+                f"outputs need {units.format_seconds(least_seconds)} of memory traffic: it does not "
+                "read them all"
+            )
 
     def _check_repeated(self) -> None:
         """Refuse a right side that is faster if contents are repeated, unless the left is, too."""
@@ -390,15 +430,6 @@ def _judged(pairs: Sequence[Mapping[str, float]], margin: float) -> tuple[Verdic
     elif ratio.p_within(margin) <= level:
         verdict = Verdict.SAME
     return verdict, ratio.interval(level)
-
-
-def _check_ceiling(least: float, left: float, right: float) -> None:
-    """Refuse a right side that is faster than memory allows, unless the left side is, too."""
-    if right < least <= left:
-        raise _Refused(
-            f"right takes {right:.2g} s, but its inputs and outputs need {least:.2g} s of memory "
-            "traffic; inputs that it need not read do not belong in the maker"
-        )
 
 
 def _seeds(count: int) -> list[int]:
