@@ -32,6 +32,7 @@ import matplotlib.figure
 import matplotlib.lines
 import matplotlib.patheffects
 import matplotlib.ticker
+import matplotlib.transforms
 
 matplotlib.rcdefaults()
 # it reports missing fonts

@@ -71,7 +71,7 @@ class Panel:
         title: title of the vertical axis, without its unit.
         unit: SI unit of the values.
         heading: text above the axes, such as the model of a campaign.
-        note: text at the foot, such as the names of lines without a value.
+        note: text beside the heading, such as the names of lines without a value.
         curves: fitted models behind the lines.
         marks: positions of vertical lines, with labels.
         best: the best line by position, shown above the axes: its color and whether it is alone,

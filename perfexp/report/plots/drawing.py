@@ -56,6 +56,8 @@ _MOST_TICKS = 12
 _HEADROOM = 1.15
 #: Height of a panel, of a bar and of the surroundings, in inches.
 _PANEL, _BAR, _AROUND = 2.9, 0.36, 1.6
+#: Height of the markers of the best lines above their panel, in inches.
+_LIFT = 0.1
 #: Width of a stub for a run without a time, and room up to the end of the longest bar's text, both
 #: relative to the longest bar.
 _STUB, _WORDS = 0.04, 1.3
@@ -162,18 +164,19 @@ def _panel(axes: Any, panel: Panel, ticks: Mapping[float, str]) -> None:
     for x, text in panel.marks.items():
         axes.axvline(x, color=DARK, linewidth=1.2, linestyle=":", label=text)
     if panel.note:
-        corner = {"transform": axes.transAxes, "ha": "right", "path_effects": HALO, "zorder": 6}
-        axes.text(0.99, 0.03, wrapped(panel.note, 60), fontsize=9, color=DARK, **corner)
+        axes.set_title(wrapped(panel.note, 36), fontsize=9, color=DARK, loc="right", pad=18)
     if panel.heading:
         axes.set_title(plain(panel.heading), fontsize=12, fontweight="bold", loc="left", pad=18)
+    lift = matplotlib.transforms.ScaledTranslation(0, _LIFT, axes.figure.dpi_scale_trans)
+    above: dict[str, Any] = {"clip_on": False, "markersize": 6}
+    above["transform"] = axes.get_xaxis_transform() + lift
     for x, place in panel.best.items():
-        look = {"transform": axes.get_xaxis_transform(), "clip_on": False, "markersize": 6}
         if place is None:
-            axes.plot([x], [1.035], "x", color=GREY, **look)
+            axes.plot([x], [1], "x", color=GREY, **above)
             continue
         color, marker, _ = _look_of(place[0])
         face = color if place[1] else "white"
-        axes.plot([x], [1.035], marker, color=color, markerfacecolor=face, **look)
+        axes.plot([x], [1], marker, color=color, markerfacecolor=face, **above)
 
 
 def _look_of(place: int) -> tuple[str, str, str]:

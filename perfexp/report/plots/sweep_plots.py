@@ -55,7 +55,7 @@ from perfexp.statistics.estimators import Interval
 #: From this many points of a line on, a text counts them instead of naming them.
 _MOST_NAMED = 4
 #: Meaning of the markers above a campaign's panels.
-_ABOVE = "above: the fastest by size (hollow: others may be as fast, ×: undecided)"
+_ABOVE = "above each panel: its fastest line (hollow: others may be as fast, ×: undecided)"
 #: Line segments of a proportional rate.
 _SEGMENTS = 60
 
@@ -194,9 +194,11 @@ def _over_sizes(
             points = _Missing(run.model, run.phase, f"{short}: {status}")
             missing.setdefault(points, []).append(label(key, [axis]) if key else "")
     predicted = []
-    for child, _ in sweep_analysis.runs if folder else ():
-        for quantity, key, interval in predicted_file.read(folder / child.directory):
-            predicted.append((quantity, _label(child.axes, key, fields, axis), key, interval))
+    for child, analysis in sweep_analysis.runs:
+        if folder and analysis:
+            for quantity, key, interval in predicted_file.read(folder / child.directory):
+                name = _label(child.axes, key, fields, axis)
+                predicted.append((quantity, name, key, interval))
     chart = chart_of(caption, named, axis, predicted=predicted)
     models = {model for model, _ in lines.values()}
     if len(models) < 2 or len(models) == len(lines):
