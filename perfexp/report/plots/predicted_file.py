@@ -1,10 +1,9 @@
-"""Predictions of a run with `sweep=sparse`, read back from its predicted.jsonl for a sweep's plot."""
+"""Predictions of a run with `sweep=sparse`, read from its predicted.jsonl for a sweep's plot."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -15,14 +14,6 @@ from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key
 from perfexp.records.sizes import Size
 from perfexp.statistics.estimators import Interval
-
-
-class Value(NamedTuple):
-    """Predicted quantity, such as `time`, at a point, in SI units."""
-
-    quantity: str
-    key: Key
-    interval: Interval
 
 
 class _Place(msgspec.Struct):
@@ -41,8 +32,10 @@ class _Line(msgspec.Struct):
     high: float | None
 
 
-def read(folder: Path) -> list[Value]:
-    """Return the values that a run interpolated between its measured points.
+def read(folder: Path) -> list[tuple[str, Key, Interval]]:
+    """Return quantities, points and values that a run interpolated between its measured points.
+
+    Values are in SI units; a quantity is `time` or `energy`.
 
     Args:
         folder: the run's folder. Without predictions in it, there are no values; a broken file has
@@ -58,5 +51,5 @@ def read(folder: Path) -> list[Value]:
                 pair = place.input_size, place.batch_size
                 key = key_of(pair, place.phase, line.precision)
                 interval = Interval(value=line.value, low=line.low, high=line.high)
-                values.append(Value(quantities[line.unit], key, interval))
+                values.append((quantities[line.unit], key, interval))
     return values

@@ -56,6 +56,8 @@ from perfexp.statistics.estimators import Interval
 _MOST_NAMED = 4
 #: Meaning of the markers above a campaign's panels.
 _ABOVE = "above each panel: its fastest line (hollow: others may be as fast, ×: undecided)"
+#: Best lines by model and phase: position on the axis, then color and whether the line is alone.
+_Best = dict[tuple[str, str], dict[float, tuple[int, bool] | None]]
 #: Line segments of a proportional rate.
 _SEGMENTS = 60
 
@@ -181,18 +183,19 @@ def _over_sizes(
     A campaign, several models with several lines each, has panels of its own for each model.
     """
     named, missing = list[tuple[str, Row]](), dict[_Missing, list[str]]()
-    lines: dict[str, tuple[str, str]] = {}
+    lines, places = dict[str, tuple[str, str, int]](), dict[str, int]()
     for run in runs:
         key = run.row.key if run.row else None
         name = _label(run.child.axes, key, fields, axis)
         short = _label(run.child.axes, key, fields, axis, MODEL_AXES)
-        lines[name] = run.model, short
+        lines[name] = run.model, short, places.setdefault(short, len(places))
         if run.row:
             named.append((name, run.row))
         if not run.row or not run.row.time:
             status = (run.row or run.child).status.value
-            points = _Missing(run.model, run.phase, f"{short}: {status}")
-            missing.setdefault(points, []).append(label(key, [axis]) if key else "")
+            phase = run.phase if "phase" in fields else ""
+            without = _Missing(run.model, phase, f"{short}: {status}")
+            missing.setdefault(without, []).append(label(key, [axis]) if key else "")
     predicted = []
     for child, analysis in sweep_analysis.runs:
         if folder and analysis:
@@ -200,24 +203,27 @@ def _over_sizes(
                 name = _label(child.axes, key, fields, axis)
                 predicted.append((quantity, name, key, interval))
     chart = chart_of(caption, named, axis, predicted=predicted)
-    models = {model for model, _ in lines.values()}
+    models = {model for model, _, _ in lines.values()}
     if len(models) < 2 or len(models) == len(lines):
         return chart
     _, position_of = scale([row.key for _, row in named], axis)
-    best: dict[tuple[str, str, float], tuple[str, bool] | None] = {}
+    best: _Best = {}
     for winner in sweep_verdicts.winners(sweep_analysis):
-        axes, key = winner.best or winner.ties[0], winner.key
-        model, short = lines[_label(axes, key, fields, axis)]
-        place = model, key.phase, position_of(key)
-        best[place] = (short, not winner.ties) if winner.best else None
+        key = winner.key
+        name = _label(winner.best or winner.ties[0], key, fields, axis)
+        if name in lines:
+            model, _, color = lines[name]
+            place = model, key.phase if "phase" in fields else ""
+            found = (color, not winner.ties) if winner.best else None
+            best.setdefault(place, {})[position_of(key)] = found
     return _campaign(chart, lines, missing, best)
 
 
 def _campaign(
     chart: Chart,
-    lines: Mapping[str, tuple[str, str]],
+    lines: Mapping[str, tuple[str, str, int]],
     missing: Mapping[_Missing, Sequence[str]],
-    best: Mapping[tuple[str, str, float], tuple[str, bool] | None],
+    best: _Best,
 ) -> Chart:
     """Return a chart with panels for each model: its times, beside them its energies if any.
 
@@ -225,38 +231,35 @@ def _campaign(
 
     Args:
         chart: all lines in one panel for each quantity.
-        lines: model and short name of each line.
+        lines: model, short name and color of each line.
         missing: sizes or batches of points without a time.
-        best: the best line's short name, and whether it is alone, by model, phase and position.
+        best: the panels' best lines, by model and phase.
     """
-    looks = {name: place for place, name in enumerate(dict.fromkeys(n for _, n in lines.values()))}
     energies = {_phase(panel): panel for panel in chart.panels if panel.unit == "joules"}
     times = [panel for panel in chart.panels if panel.unit == "seconds"]
     panels = list[Panel]()
-    for model, time in product(dict.fromkeys(model for model, _ in lines.values()), times):
+    models = dict.fromkeys(model for model, _, _ in lines.values())
+    for model, time in product(models, times):
         phase = _phase(time)
         for panel in filter(None, (time, energies.get(phase))):
             own_lines = []
             for line in panel.lines:
-                own_model, name = lines.get(line.label, ("", ""))  # none for latencies behind
+                # latencies behind are in no list
+                own_model, name, color = lines.get(line.label, ("", "", 0))
                 if own_model == model:
-                    own_lines.append(replace(line, label=name, color=looks[name], odd={}))
+                    own_lines.append(replace(line, label=name, color=color, odd={}))
             panels.append(replace(panel, heading=model, lines=tuple(own_lines)))
             if not own_lines:
                 panels[-1] = replace(panels[-1], note="not measured")
-        winners = dict[float, tuple[int, bool] | None]()
-        for (own_model, own_phase, x), found in best.items():
-            if own_model == model and own_phase in (phase, phase or own_phase):
-                winners[x] = found and (looks[found[0]], found[1])
+        winners = best.get((model, phase), {})
         texts = []
         for part, places in missing.items():
-            if part.model == model and (part.phase == phase or not (part.phase and phase)):
+            if part.model == model and part.phase in ("", phase):
                 named = ", ".join(places) if len(places) < _MOST_NAMED else f"{len(places)} points"
                 texts.append(f"{part.text} at {named}".removesuffix(" at "))
         place = -2 if phase in energies else -1
         panels[place] = replace(panels[place], best=winners, note="; ".join(texts))
-    about = f"{chart.caption.subtitle}; {_ABOVE}"
-    caption = replace(chart.caption, subtitle=about)
+    caption = replace(chart.caption, subtitle=f"{chart.caption.subtitle}; {_ABOVE}")
     return replace(chart, caption=caption, panels=tuple(panels), gaps={}, across=2)
 
 
