@@ -430,7 +430,7 @@ def campaign(build: Builder) -> SweepAnalysis:
     return SweepAnalysis.of(sweep, records)
 
 
-def test_campaign_has_time_and_energy_of_each_model_beside_another(build: Builder) -> None:
+def test_campaign_has_time_and_energy_of_each_model(build: Builder) -> None:
     plot = sweep_plots.plot(campaign(build))
     assert isinstance(plot, Chart)
     assert plot.across == 2
