@@ -76,7 +76,8 @@ def show(
         if html is not None:
             from perfexp.report.plots import pages  # matplotlib takes half a second
 
-            write_files({html: pages.of_sweep(sweep_analysis, of_sweep(sweep_analysis))}, _REMEDY)
+            page = pages.of_sweep(sweep_analysis, of_sweep(sweep_analysis), absolute)
+            write_files({html: page}, _REMEDY)
         if as_json:
             echo(json_results.text(json_results.of_sweep(sweep_analysis, absolute)))
         else:

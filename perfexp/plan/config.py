@@ -193,13 +193,18 @@ class Plan(PlanSchema):
         takes_all = self.probes.call_times
         num_series = _ASYNCHRONOUS_SERIES if takes_all and not is_cpu else _SYNCHRONOUS_SERIES
         # processes after the first repeat the times only, without these passes
-        first_only = 0.0
-        if self.probes.energy:
-            first_only += (self.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS
+        first_only, first_keys = 0.0, self.first_keys()
         # a further series for the phases of a training step, or for a graph on a GPU
         if takes_all and (not is_cpu or "train" in self.phases):
-            first_only += series_seconds
-        first_only *= len(self.first_keys()) / len(self.timed_keys())
+            first_only += series_seconds * len(first_keys)
+        if self.probes.energy:
+            energy_seconds = (self.probes.energy_seconds or 1.0) + _PLATEAU_SECONDS
+            pairs = [(key.input_size, key.batch_size) for key in first_keys]
+            if self.is_sparse:  # energies at a few points predict the others
+                anchors = self.anchors(())
+                pairs = [pair for pair in pairs if pair in anchors]
+            first_only += energy_seconds * len(pairs)
+        first_only /= len(self.timed_keys())
         ranks = _COLLECTIVE_SECONDS if self.ranks > 1 else 0.0
         return float(rule.settling_seconds + num_series * series_seconds + first_only + ranks)
 

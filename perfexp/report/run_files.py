@@ -110,7 +110,7 @@ def write_sweep(sweep_analysis: SweepAnalysis, folder: Path) -> list[Artifact]:
     """
     paths = SweepPaths(folder)
     write_atomically(paths.table, csv_tables.to_csv(flat.sweep(sweep_analysis)))
-    if png := _png(sweep_plots.plot(sweep_analysis)):
+    if png := _png(sweep_plots.plot(sweep_analysis, folder)):
         write_atomically(paths.plot, png)
     kinds = {paths.summary: "data", paths.table: "tables", paths.plot: "plots"}
     return _artifacts(kinds, paths.root)

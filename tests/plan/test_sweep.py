@@ -99,6 +99,15 @@ def shares(plan, values):
     return results
 
 
+@pytest.mark.parametrize(("anchors", "energies"), [("3", 3), ("null", 6)])
+def test_estimated_time_has_energies_at_anchors_only(anchors, energies):
+    words = f"sweep.anchors={anchors}", "stopping=brisk", "processes=2"
+    plan = sparse_plan(*words, "probes.energy=true", "probes.energy_seconds=4")
+    without = sparse_plan(*words, "probes.energy=false")
+    added = (plan.point_seconds - without.point_seconds) * len(plan.timed_keys())
+    assert added == pytest.approx(energies * (4 + config._PLATEAU_SECONDS))
+
+
 def test_anchors_are_both_ends_and_a_point_between():
     plan = sparse_plan("processes=2", "probes.layers=true")
     sides = [key.input_size[0] for key in plan.timed_keys() if key.replicate]

@@ -32,6 +32,7 @@ import matplotlib.figure
 import matplotlib.lines
 import matplotlib.patheffects
 import matplotlib.ticker
+import matplotlib.transforms
 
 matplotlib.rcdefaults()
 # it reports missing fonts
@@ -54,18 +55,21 @@ def new_figure(height: float, **settings: Any) -> Any:
     return figure
 
 
-def columns(heights: Sequence[float], around: float, **settings: Any) -> tuple[Any, Any]:
-    """Return a figure and its axes in a column, from the top, with these heights in inches.
+def columns(
+    heights: Sequence[float], around: float, *, across: int = 1, **settings: Any
+) -> tuple[Any, Any]:
+    """Return a figure and its axes in columns, row by row, with these row heights in inches.
 
     Args:
         around: additional height for titles, in inches.
+        across: number of columns.
         settings: further settings of `Figure.subplots`, such as `sharex`.
     """
     figure = new_figure(around + sum(heights), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)
     return figure, figure.subplots(
-        len(heights), 1, squeeze=False, height_ratios=heights, **settings
-    )[:, 0]
+        len(heights), across, squeeze=False, height_ratios=heights, **settings
+    ).ravel()
 
 
 def save(figure: Any, form: str = "png") -> bytes:

@@ -70,15 +70,22 @@ class Panel:
     Attributes:
         title: title of the vertical axis, without its unit.
         unit: SI unit of the values.
+        heading: text above the axes, such as the model of a campaign.
+        note: text beside the heading, such as the names of lines without a value.
         curves: fitted models behind the lines.
         marks: positions of vertical lines, with labels.
+        best: the best line by position, shown above the axes: its color and whether it is alone,
+            as opposed to one of several lines that are not shown to differ; None if undecided.
     """
 
     title: str
     lines: tuple[ChartLine, ...]
     unit: str = "samples/s"
+    heading: str = ""
+    note: str = ""
     curves: tuple[FittedCurve, ...] = ()
     marks: Mapping[float, str] = field(default_factory=dict)
+    best: Mapping[float, tuple[int, bool] | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +106,7 @@ class Chart:
         ticks: labels of measured positions.
         gaps: status of failures by position.
         is_doubling: whether the axis is logarithmic with base 2.
+        across: number of panels in a row.
     """
 
     caption: Caption
@@ -107,6 +115,7 @@ class Chart:
     panels: tuple[Panel, ...]
     gaps: Mapping[float, str]
     is_doubling: bool = False
+    across: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ from perfexp.report.plots.canvas import (
     style,
     tip,
     title_of,
+    wrapped,
 )
 from perfexp.report.plots.chart import (
     COLORS,
@@ -48,13 +49,15 @@ from perfexp.statistics.estimators import Interval
 
 #: Maximum characters of a bar's name, and of the reason for a missing bar.
 LONGEST_LABEL, _LONGEST_REASON = 55, 90
-_MARKERS = ("o", "s", "^", "D", "v")
+_MARKERS, _DASHES = ("o", "s", "^", "D", "v"), ("-", "--", ":")
 #: Up to this many measured positions get their own ticks; otherwise matplotlib places ticks.
 _MOST_TICKS = 12
 #: An axis from zero extends this far beyond the largest value, to show its marker and ring label.
 _HEADROOM = 1.15
 #: Height of a panel, of a bar and of the surroundings, in inches.
 _PANEL, _BAR, _AROUND = 2.9, 0.36, 1.6
+#: Height of the markers of the best lines above their panel, in inches.
+_LIFT = 0.1
 #: Width of a stub for a run without a time, and room up to the end of the longest bar's text, both
 #: relative to the longest bar.
 _STUB, _WORDS = 0.04, 1.3
@@ -94,25 +97,36 @@ def compose(plot: Chart | Bars | Strips) -> Any:
 
 
 def _chart(chart: Chart) -> Any:
-    """Return a figure with a chart's panels below each other, over a common horizontal axis.
+    """Return a figure with a chart's panels row by row, over a common horizontal axis.
 
     Few measured positions get a tick each, with the size or batch as text.
     """
-    panels = [max(_PANEL, (8 - _AROUND) / len(chart.panels))] * len(chart.panels)
-    figure, column = columns(panels, _AROUND, sharex=True)
-    axes = column[-1]
+    rows = -(-len(chart.panels) // chart.across)
+    heights = [max(_PANEL, (8 - _AROUND) / rows)] * rows
+    figure, cells = columns(heights, _AROUND, across=chart.across, sharex=True)
     positions = sorted(chart.ticks)
+    axes = cells[0]
     if chart.is_doubling or spans_decades(positions):
         axes.set_xscale("log", base=2 if chart.is_doubling else 10)
         name_ticks(axes.xaxis, axes.xaxis.get_major_locator())
-    for panel_axes, panel in zip(column, chart.panels, strict=True):
+    if chart.across > 1:  # all lines in order: each panel has some of them
+        lines = {(line.color, line.label) for panel in chart.panels for line in panel.lines}
+        for place, name in sorted(lines):
+            color, marker, dash = _look_of(place)
+            look = {"marker": marker, "color": color, "linestyle": dash, "label": plain(name)}
+            cells[chart.across - 1].plot([], [], **look)
+    for panel_axes, panel in zip(cells, chart.panels, strict=False):
         _panel(panel_axes, panel, chart.ticks)
         _gaps(panel_axes, chart.gaps)
-    legend(*column)
-    if len(positions) <= _MOST_TICKS:
+    for unused in cells[len(chart.panels) :]:
+        unused.set_visible(False)
+    legend(cells[chart.across - 1], *cells)
+    if len(positions) * chart.across <= _MOST_TICKS:
         axes.minorticks_off()
         axes.set_xticks(positions, list(map(chart.ticks.get, positions)))
-    axes.set_xlabel(chart.axis, fontsize=13)
+    for foot in cells[: len(chart.panels)][-chart.across :]:
+        foot.tick_params(labelbottom=True)
+        foot.set_xlabel(chart.axis, fontsize=13 if chart.across == 1 else 11)
     return figure
 
 
@@ -149,6 +163,30 @@ def _panel(axes: Any, panel: Panel, ticks: Mapping[float, str]) -> None:
             tip(axes, x, value, line.label, ticks[x], f"{value:.4g} {unit}", interval)
     for x, text in panel.marks.items():
         axes.axvline(x, color=DARK, linewidth=1.2, linestyle=":", label=text)
+    if panel.note:
+        axes.set_title(wrapped(panel.note, 36), fontsize=9, color=DARK, loc="right", pad=18)
+    if panel.heading:
+        axes.set_title(plain(panel.heading), fontsize=12, fontweight="bold", loc="left", pad=18)
+    lift = matplotlib.transforms.ScaledTranslation(0, _LIFT, axes.figure.dpi_scale_trans)
+    above: dict[str, Any] = {"clip_on": False, "markersize": 6}
+    above["transform"] = axes.get_xaxis_transform() + lift
+    for x, place in panel.best.items():
+        if place is None:
+            axes.plot([x], [1], "x", color=GREY, **above)
+            continue
+        color, marker, _ = _look_of(place[0])
+        face = color if place[1] else "white"
+        axes.plot([x], [1], marker, color=color, markerfacecolor=face, **above)
+
+
+def _look_of(place: int) -> tuple[str, str, str]:
+    """Return color, marker and line style of a line, by its place among the lines.
+
+    From the sixth line on, colors repeat with other markers and dashes.
+    """
+    turn = place // len(COLORS)
+    marker = _MARKERS[(place + turn) % len(_MARKERS)]
+    return COLORS[place % len(COLORS)], marker, _DASHES[turn % len(_DASHES)]
 
 
 def _line(axes: Any, line: ChartLine, factor: float) -> None:
@@ -156,15 +194,13 @@ def _line(axes: Any, line: ChartLine, factor: float) -> None:
 
     Predictions are a band that replaces the line between points.
     """
-    color = COLORS[line.color % len(COLORS)]
-    # from the sixth line on, colors repeat with other markers
-    marker = _MARKERS[(line.color + line.color // len(COLORS)) % len(_MARKERS)]
+    color, marker, dash = _look_of(line.color)
     x = numpy.array(line.x)
     values, low, high = _scaled(line.y, factor)
-    look: dict[str, Any] = {"markersize": 6, "linewidth": 2.0}
+    look: dict[str, Any] = {"markersize": 6, "linewidth": 2.0, "linestyle": dash}
     caps: dict[str, Any] = {"elinewidth": 1.5, "capsize": 5, "alpha": 1.0}
     if line.is_light:
-        look = {"markersize": 4, "linewidth": 1.4}
+        look |= {"markersize": 4, "linewidth": 1.4}
         caps |= {"capsize": 0, "alpha": 0.45}
     if line.predicted:
         look["linewidth"] = 0
@@ -179,7 +215,8 @@ def _line(axes: Any, line: ChartLine, factor: float) -> None:
         predicted, least, most = _scaled(list(line.predicted.values()), factor)
         look = {"alpha": 0.2, "linewidth": 0, "label": "predicted, with 90 % interval"}
         axes.fill_between(list(line.predicted), least, most, color=color, **look)
-        axes.plot(list(line.predicted), predicted, color=color, linewidth=1, zorder=1.5)
+        thin = {"linewidth": 1, "linestyle": dash, "zorder": 1.5}
+        axes.plot(list(line.predicted), predicted, color=color, **thin)
     for position, text in line.odd.items():
         at = (position, values[line.x.index(position)])
         axes.plot(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from perfexp.comparison import comparison_table
@@ -87,9 +88,15 @@ def of_run(analysis: Analysis, sections: Sequence[Section]) -> bytes:
     return _results(analysis.record.name, sections, figures, after=1)
 
 
-def of_sweep(sweep_analysis: SweepAnalysis, sections: Sequence[Section]) -> bytes:
-    """Return a sweep's page: its results, with the plot below the table of runs."""
-    plot = sweep_plots.plot(sweep_analysis)
+def of_sweep(
+    sweep_analysis: SweepAnalysis, sections: Sequence[Section], folder: Path | None = None
+) -> bytes:
+    """Return a sweep's page: its results, with the plot below the table of runs.
+
+    Args:
+        folder: the sweep's folder, for predictions; None to leave them out.
+    """
+    plot = sweep_plots.plot(sweep_analysis, folder)
     return _results(sweep_analysis.sweep.name, sections, [plot and drawing.compose(plot)], after=2)
 
 

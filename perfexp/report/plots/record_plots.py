@@ -44,7 +44,7 @@ _PANELS = (
     ("energy per call", ENERGY, "joules", "energy"),
 )
 #: Predictions: quantity (`time` or `energy`), line name, point, and value in SI units.
-_Predicted = Sequence[tuple[str, str, Key, Interval]]
+Predicted = Sequence[tuple[str, str, Key, Interval]]
 #: Predictions by quantity: line name, position on the horizontal axis, and value.
 _Bands = Mapping[str, Sequence[tuple[str, float, Interval]]]
 #: Line segments of a fitted curve.
@@ -148,7 +148,7 @@ def _predicted(
     named: Sequence[tuple[str, Row]],
     fields: Sequence[str],
     axis: str,
-) -> _Predicted:
+) -> Predicted:
     """Return interpolated values of forecasts; measured ones are in the rows already."""
     predictions = []
     for forecast in forecasts:
@@ -166,7 +166,7 @@ def chart_of(
     axis: str,
     *,
     fitted: bool = False,
-    predicted: _Predicted = (),
+    predicted: Predicted = (),
 ) -> Chart:
     """Return a chart of times by phase and kind, rates, memory and energy over a numeric axis.
 
@@ -179,7 +179,7 @@ def chart_of(
     is_batch = axis == "batch_size"
     keys = [row.key for _, row in named]
     keys += [key for _, _, key, _ in predicted]
-    title, position_of = _scale(keys, axis)
+    title, position_of = scale(keys, axis)
     placed = list[Placed]()
     ticks: dict[float, str] = {}
     by_phase: dict[str, list[Placed]] = {}
@@ -214,10 +214,11 @@ def chart_of(
     )
 
 
-def _scale(keys: Iterable[Key], axis: str) -> tuple[str, Callable[[Key], float]]:
+def scale(keys: Iterable[Key], axis: str) -> tuple[str, Callable[[Key], float]]:
     """Return a horizontal axis's title, and a function for a point's position.
 
-    The position is, for example, the batch size, the side of a square or the pixels.
+    The position is, for example, the batch size, the side of a square or the pixels. Plots of runs
+    and campaigns place points by it.
     """
     if axis == "batch_size":
         return "batch size (samples per call)", lambda key: float(key.batch_size)

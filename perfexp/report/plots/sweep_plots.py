@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy
@@ -26,6 +28,7 @@ from perfexp.records.summary import TIME_KINDS
 from perfexp.records.sweep_record import GPU_COUNT, SweepChild
 from perfexp.records.units import digits
 from perfexp.records.wording import bare
+from perfexp.report.plots import predicted_file
 from perfexp.report.plots.chart import (
     Bar,
     Bars,
@@ -44,10 +47,17 @@ from perfexp.report.plots.record_plots import (
     footer,
     gaps_of,
     lines_of,
+    scale,
     subtitle,
 )
 from perfexp.statistics.estimators import Interval
 
+#: From this many points of a line on, a text counts them instead of naming them.
+_MOST_NAMED = 4
+#: Meaning of the markers above a campaign's panels.
+_ABOVE = "above each panel: its fastest line (hollow: others may be as fast, ×: undecided)"
+#: Best lines by model and phase: position on the axis, then color and whether the line is alone.
+_Best = dict[tuple[str, str], dict[float, tuple[int, bool] | None]]
 #: Line segments of a proportional rate.
 _SEGMENTS = 60
 
@@ -99,11 +109,26 @@ class _PlottedRun(NamedTuple):
         return ""
 
 
-def plot(sweep_analysis: SweepAnalysis) -> Chart | Bars | None:
+class _Missing(NamedTuple):
+    """Points of a line without a time, of a status; the phase is empty for a run without a record.
+
+    Attributes:
+        text: short name of the line, and the status.
+    """
+
+    model: str
+    phase: str
+    text: str
+
+
+def plot(sweep_analysis: SweepAnalysis, folder: Path | None = None) -> Chart | Bars | None:
     """Return a sweep's plot; None if nothing was timed.
 
     It has lines over sizes, batches or device counts, otherwise bars. The sweep writes it as
     sweep.png, and the HTML page embeds it.
+
+    Args:
+        folder: the sweep's folder, for the predictions of sparse runs; None to leave them out.
     """
     runs = list[_PlottedRun]()
     for child, analysis in sweep_analysis.runs:
@@ -129,11 +154,7 @@ def plot(sweep_analysis: SweepAnalysis) -> Chart | Bars | None:
     )
     fields, axis = axes_of(keys)
     if axis:
-        named = list[tuple[str, Row]]()
-        for run in runs:
-            if run.row:
-                named.append((_label(run.child.axes, run.row.key, fields, axis), run.row))
-        return chart_of(caption, named, axis)
+        return _over_sizes(caption, runs, sweep_analysis, folder, fields, axis)
     # no numeric axis: lines over device counts if they vary, else bars
     counts = {run.child.devices for run in runs}
     if len(counts - {None}) > 1:
@@ -150,6 +171,104 @@ def plot(sweep_analysis: SweepAnalysis) -> Chart | Bars | None:
     if meaning := _meaning([run.ratio for run in runs if run.ratio]):
         caption = replace(caption, subtitle=f"{caption.subtitle}; {meaning}")
     return Bars(caption=caption, facets=tuple(_facets(runs)))
+
+
+def _over_sizes(
+    caption: Caption,
+    runs: Sequence[_PlottedRun],
+    sweep_analysis: SweepAnalysis,
+    folder: Path | None,
+    fields: Sequence[str],
+    axis: str,
+) -> Chart:
+    """Return lines over input or batch sizes, with predictions of sparse sweeps as bands.
+
+    A campaign, several models with several lines each, has panels of its own for each model.
+    """
+    named, missing = list[tuple[str, Row]](), dict[_Missing, list[str]]()
+    lines, places = dict[str, tuple[str, str, int]](), dict[str, int]()
+    for run in runs:
+        key = run.row.key if run.row else None
+        name = _label(run.child.axes, key, fields, axis)
+        short = _label(run.child.axes, key, fields, axis, MODEL_AXES)
+        lines[name] = run.model, short, places.setdefault(short, len(places))
+        if run.row:
+            named.append((name, run.row))
+        if not run.row or not run.row.time:
+            status = (run.row or run.child).status.value
+            phase = run.phase if "phase" in fields else ""
+            without = _Missing(run.model, phase, f"{short}: {status}")
+            missing.setdefault(without, []).append(label(key, [axis]) if key else "")
+    predicted = []
+    for child, analysis in sweep_analysis.runs:
+        if folder and analysis:
+            for quantity, key, interval in predicted_file.read(folder / child.directory):
+                name = _label(child.axes, key, fields, axis)
+                predicted.append((quantity, name, key, interval))
+    chart = chart_of(caption, named, axis, predicted=predicted)
+    models = {model for model, _, _ in lines.values()}
+    if len(models) < 2 or len(models) == len(lines):
+        return chart
+    _, position_of = scale([row.key for _, row in named], axis)
+    best: _Best = {}
+    for winner in sweep_verdicts.winners(sweep_analysis):
+        key = winner.key
+        name = _label(winner.best or winner.ties[0], key, fields, axis)
+        if name in lines:
+            model, _, color = lines[name]
+            place = model, key.phase if "phase" in fields else ""
+            found = (color, not winner.ties) if winner.best else None
+            best.setdefault(place, {})[position_of(key)] = found
+    return _campaign(chart, lines, missing, best)
+
+
+def _campaign(
+    chart: Chart,
+    lines: Mapping[str, tuple[str, str, int]],
+    missing: Mapping[_Missing, Sequence[str]],
+    best: _Best,
+) -> Chart:
+    """Return a chart with panels for each model: its times, beside them its energies if any.
+
+    A line has the same look in all panels.
+
+    Args:
+        chart: all lines in one panel for each quantity.
+        lines: model, short name and color of each line.
+        missing: sizes or batches of points without a time.
+        best: the panels' best lines, by model and phase.
+    """
+    energies = {_phase(panel): panel for panel in chart.panels if panel.unit == "joules"}
+    times = [panel for panel in chart.panels if panel.unit == "seconds"]
+    panels = list[Panel]()
+    models = dict.fromkeys(model for model, _, _ in lines.values())
+    for model, time in product(models, times):
+        phase = _phase(time)
+        for panel in filter(None, (time, energies.get(phase))):
+            own_lines = []
+            for line in panel.lines:
+                # latencies behind are in no list
+                own_model, name, color = lines.get(line.label, ("", "", 0))
+                if own_model == model:
+                    own_lines.append(replace(line, label=name, color=color, odd={}))
+            panels.append(replace(panel, heading=model, lines=tuple(own_lines)))
+            if not own_lines:
+                panels[-1] = replace(panels[-1], note="not measured")
+        winners = best.get((model, phase), {})
+        texts = []
+        for part, places in missing.items():
+            if part.model == model and part.phase in ("", phase):
+                named = ", ".join(places) if len(places) < _MOST_NAMED else f"{len(places)} points"
+                texts.append(f"{part.text} at {named}".removesuffix(" at "))
+        place = -2 if phase in energies else -1
+        panels[place] = replace(panels[place], best=winners, note="; ".join(texts))
+    caption = replace(chart.caption, subtitle=f"{chart.caption.subtitle}; {_ABOVE}")
+    return replace(chart, caption=caption, panels=tuple(panels), gaps={}, across=2)
+
+
+def _phase(panel: Panel) -> str:
+    """Return the phase in a panel's title; empty if all panels have the same phase."""
+    return panel.title.rpartition(": ")[0]
 
 
 def _over_devices(caption: Caption, runs: Sequence[_PlottedRun], fields: Sequence[str]) -> Chart:
@@ -311,17 +430,27 @@ def _latency(run: _PlottedRun) -> Interval | None:
     return None
 
 
-def _label(axes: dict[str, str], key: Key, fields: Sequence[str], axis: str) -> str:
+def _label(
+    axes: Mapping[str, str],
+    key: Key | None,
+    fields: Sequence[str],
+    axis: str,
+    left_out: Sequence[str] = (),
+) -> str:
     """Return a point's line name: values of other sweep axes, then other varying key fields.
 
     Args:
         axes: the run's sweep axes with their values.
+        key: the point; None for a run without a record.
         fields: key fields that vary over all points.
         axis: key field for the horizontal axis.
+        left_out: sweep axes that the name leaves out.
     """
     shown = set(axes) - set(NUMERIC)
-    other_fields = [name for name in fields if name not in (axis, "phase", *shown)]
-    words = [*_axis_texts(axes, (*NUMERIC, "mode")), label(key, other_fields)]
+    words = _axis_texts(axes, (*NUMERIC, "mode", *left_out))
+    if key:
+        other_fields = [name for name in fields if name not in (axis, "phase", *shown)]
+        words.append(label(key, other_fields))
     return " · ".join(filter(None, words))
 
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 import logging
 import re
 import struct
 import warnings
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -14,7 +16,7 @@ import pytest
 
 from perfexp.records.analysis import Analysis, SweepAnalysis
 from perfexp.records.grid import Column, Grid
-from perfexp.records.record import Metric, Point, Stop
+from perfexp.records.record import Metric, Point, Status, Stop
 from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.report.plots import canvas, drawing, pages, record_plots, sweep_plots
@@ -405,6 +407,87 @@ def test_numeric_sweep_has_a_line_for_each_other_combination(build: Builder) -> 
         "fft": (1.0,),
     }
     assert plot.gaps == {8: "fft: oom"}
+
+
+def campaign(build: Builder) -> SweepAnalysis:
+    """Two models by three algorithms over six sizes: one faster, one unsupported, one that died."""
+    axes, points = list[dict[str, str]](), list[list[Point] | None]()
+    for model in ("vgg16", "alexnet"):
+        for algorithm, ratio in (("default", 1.0), ("fft", 2.0), ("winograd", 0.5)):
+            axes.append({"model": model, "algorithm": algorithm})
+            sizes = range(224, 385, 32)
+            timed = [build.point(ratio * size * 1e-5, size=size) for size in sizes]
+            points.append(timed)
+    points[1] = [build.failed(Status.UNSUPPORTED, size=size) for size in range(224, 385, 32)]
+    points[5] = None
+    joules = Metric(name="energy/per_call_joules", value=0.5, unit="joules")
+    others = (points[0] or [])[1:]
+    points[0] = [build.point(224e-5, metrics=[joules]), *others]
+    sweep, records = build.sweep(axes, points)
+    for record in records:
+        assert record.sweep
+        record.plan["model"] = {"name": record.sweep.axes["model"]}
+    return SweepAnalysis.of(sweep, records)
+
+
+def test_campaign_has_time_and_energy_of_each_model(build: Builder) -> None:
+    plot = sweep_plots.plot(campaign(build))
+    assert isinstance(plot, Chart)
+    assert plot.across == 2
+    assert [(panel.heading, panel.unit) for panel in plot.panels] == [
+        ("vgg16", "seconds"),
+        ("vgg16", "joules"),
+        ("alexnet", "seconds"),
+        ("alexnet", "joules"),
+    ]
+    assert [[line.label for line in panel.lines] for panel in plot.panels] == [
+        ["default", "winograd"],
+        ["default"],
+        ["default", "fft"],
+        [],
+    ]
+    looks = {(line.label, line.color) for panel in plot.panels for line in panel.lines}
+    assert looks == {("default", 0), ("fft", 1), ("winograd", 2)}
+    assert [panel.note for panel in plot.panels] == [
+        "fft: unsupported at 6 points",
+        "",
+        "winograd: failed",
+        "not measured",
+    ]
+    assert set(plot.panels[0].best.values()) == {(2, True)}
+    assert set(plot.panels[2].best.values()) == {(0, True)}
+    assert legend_of(drawing.compose(plot))[:3] == ["default", "fft", "winograd"]
+    assert drawing.draw(plot) == drawing.draw(plot)
+
+
+def test_campaign_draws_what_its_sparse_runs_predicted(build: Builder, tmp_path: Path) -> None:
+    analysis = campaign(build)
+    details = tmp_path / "2" / "details"
+    details.mkdir(parents=True)
+    line = {
+        "predicted": {"phase": "inference", "input_size": [240, 240], "batch_size": 1},
+        "precision": "fp32",
+        "unit": "seconds",
+        "source": "interpolated",
+        "value": 1.2e-3,
+        "low": 1.1e-3,
+        "high": 1.3e-3,
+    }
+    refused = line | {"source": "refused", "value": None}
+    content = "\n".join([json.dumps(line), json.dumps(refused), '{"predicted": 1}'])
+    (details / "predicted.jsonl").write_text(content)
+    plot = sweep_plots.plot(analysis, tmp_path)
+    assert isinstance(plot, Chart)
+    bands = {
+        (panel.heading, line.label): line.predicted for panel in plot.panels for line in panel.lines
+    }
+    assert list(filter(bands.get, bands)) == [("vgg16", "winograd")]
+    [(position, interval)] = bands["vgg16", "winograd"].items()
+    assert (position, interval.low, interval.high) == (240, 1.1e-3, 1.3e-3)
+
+
+def test_nine_lines_differ_in_color_or_dash() -> None:
+    assert len({drawing._look_of(place)[::2] for place in range(9)}) == 9
 
 
 def test_sweep_over_names_has_a_bar_each_with_the_shortest_first(build: Builder) -> None:
