@@ -79,7 +79,7 @@ def _explained(error: Any, words: Sequence[str]) -> str:
         error: Click's error.
         words: the command line.
     """
-    text: str = error.format_message().rstrip(".")
+    text = " ".join(error.format_message().split()).rstrip(".")
     if "requires an argument" not in text:
         return text
     command: Any = typer.main.get_command(app)

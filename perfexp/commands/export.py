@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -208,6 +209,8 @@ class _ExportedRun:
     """The lines of one run for the tables, and its place in a sweep: identity and number."""
 
     ended: str
+    folder: str
+    model: str
     lines: list[Line]
     sweep: tuple[str, int] | None = None
     blocks: list[Block] = field(default_factory=list)
@@ -288,15 +291,28 @@ class Collected:
         `export` calls it for each file that it writes.
         """
         if form in FORMATS:
-            figures: Figures = {}
-            for run in sorted(self.runs.values(), key=lambda run: run.ended):
-                figures |= run.figures
-            return json_results.text(FORMATS[form](figures)).encode()
+            return json_results.text(FORMATS[form](self._latest_figures())).encode()
         if file.suffix == ".parquet":
             return tidy.to_parquet(self.frame(what))
         if what == "samples":
             return tidy.samples_csv(self.blocks())
         return csv_tables.to_csv(self._lines(what))
+
+    def _latest_figures(self) -> Figures:
+        """Return the figures of the latest run of each model.
+
+        Points of several models that have one name, such as two widths, get their run's folder as
+        well.
+        """
+        latest: dict[str, dict[str, tuple[str, Any]]] = defaultdict(dict)
+        for run in sorted(self.runs.values(), key=lambda run: run.ended):
+            for name, figure in run.figures.items():
+                latest[name][run.model] = run.folder, figure
+        every = {}
+        for name, of_models in latest.items():
+            for folder, figure in of_models.values():
+                every[name if len(of_models) == 1 else f"{name} · {folder}"] = figure
+        return every
 
     def _lines(self, what: str) -> list[Line]:
         """Return the lines of the table `points` or `layers`."""
@@ -356,6 +372,8 @@ class Collected:
         analysis = Analysis.of(record)
         run = _ExportedRun(
             ended=record.ended,
+            folder=file.parent.name,
+            model=repr(record.plan.get("model")),
             lines=flat.points(analysis, file.parent),
             figures=figures(analysis),
         )

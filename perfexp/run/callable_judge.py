@@ -36,7 +36,7 @@ from perfexp.statistics.ratios import LogRatio
 
 _SIDE = "perfexp.measuring.callable_side"
 #: Smallest number of pairs of processes, and the used share of the sequential level: equal sides
-#: are FASTER or SLOWER in at most 1 % of comparisons. Eight pairs of any symmetric distribution
+#: are FASTER or SLOWER in about 1 % of comparisons. Eight pairs of any symmetric distribution
 #: have one sign in 1 %.
 _LEAST_PAIRS, _LEVEL_SHARE = 8, 0.18
 #: Checked and warm-up calls of each shape.
@@ -109,8 +109,8 @@ def lines(compared: CallableComparison) -> list[str]:
         )
     elif compared.verdict is Verdict.UNDECIDED:
         verdict += (
-            f": {compared.pairs} of at least {_LEAST_PAIRS} pairs of processes were measured; set a "
-            "longer --max-seconds"
+            f": {compared.pairs} of at least {_LEAST_PAIRS} pairs of processes were measured; "
+            "set a longer --max-seconds"
         )
     if compared.reason:
         verdict += f": {compared.reason}"
@@ -321,8 +321,8 @@ class _Judge:
                     left.ask("checked_calls", seeds=mixed, shape=shape)
                 except _Refused:
                     self._notes.append(
-                        "arguments of different seeds do not fit together: the effect of each alone "
-                        "is not checked"
+                        "arguments of different seeds do not fit together: the effect of each "
+                        "alone is not checked"
                     )
                     return range(0)
         return parameters
@@ -373,8 +373,8 @@ class _Judge:
         if medians["right"][-1] < least_seconds <= medians["left"][-1]:
             self._notes.append(
                 f"right takes {units.format_seconds(medians['right'][-1])}, but its inputs and "
-                f"outputs need {units.format_seconds(least_seconds)} of memory traffic: it does not "
-                "read them all"
+                f"outputs need {units.format_seconds(least_seconds)} of memory traffic: it does "
+                "not read them all"
             )
 
     def _check_repeated(self) -> None:

@@ -522,6 +522,19 @@ def test_bencher_gets_its_format_with_our_intervals(exported, make_record):
     assert {"throughput", "p95 (seconds)"} <= document[PLACE].keys()
 
 
+def test_models_with_one_name_have_their_folders(make_record, leave_run, tmp_path):
+    for name in ("narrow", "wide"):
+        made = make_record(uid=name)
+        made.plan["model"] = {"name": "mine:Net", "width": len(name)}
+        leave_run(made, tmp_path / "runs" / name)
+    code = commands.run(
+        ["export", str(tmp_path / "runs"), "--format", "bencher", "--out", str(tmp_path / "b.json")]
+    )
+    names = json.loads((tmp_path / "b.json").read_text())
+    assert code == 0
+    assert {name.rpartition(" · ")[2] for name in names} == {"narrow", "wide"}
+
+
 def test_the_benchmark_action_gets_what_is_better_if_lower(exported):
     code, entries, name = exported("github-action-benchmark", "--out", "figures.json")
     assert (code, name) == (0, "figures.json")
