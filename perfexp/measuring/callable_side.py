@@ -8,14 +8,13 @@ compares (`verify`).
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
 import math
 import os
 import secrets
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from inspect import unwrap
@@ -31,8 +30,9 @@ from perfexp.cost.tensors import distinct_bytes, region_of, tensors_in
 from perfexp.devices import Device
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.cuda import CudaDevice
-from perfexp.errors import PerfexpError, UserError, did_you_mean
+from perfexp.errors import PerfexpError, UserError
 from perfexp.host import lifeline
+from perfexp.measuring.user_functions import load
 from perfexp.timing import collecting
 
 #: Modules whose functions a callable must not replace, besides those of perfexp.
@@ -299,47 +299,6 @@ class Side:
             doubled = tree_map_only(torch.Tensor, _double, self._make(seed, shape))
             exact = _leaves(self._function(*doubled))
         return native, exact, _leaves(inputs)
-
-
-def load(place: str) -> tuple[Callable[..., Any], ModuleType]:
-    """Import a function from `FILE.py:NAME` or `MODULE:NAME`; return it with its module.
-
-    `perfexp ab` and `perfexp apply --check` name functions this way.
-
-    Raises:
-        UserError: there is no such file, module or function.
-    """
-    where, _, name = place.rpartition(":")
-    if not (where and name.isidentifier()):
-        raise UserError(f"'{place}' does not name a function; write FILE.py:NAME or MODULE:NAME.")
-    file = Path(where).resolve()
-    is_file = where.endswith(".py")
-    if is_file and not file.is_file():
-        known = [one.name for one in file.parent.glob("*.py")]
-        raise UserError(f"{where} not found. {did_you_mean(file.name, known)}".rstrip())
-    sys.path.append(str(file.parent))
-    try:
-        module = _import_file(file) if is_file else importlib.import_module(where)
-    except Exception as error:
-        raise UserError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
-    function = getattr(module, name, None)
-    if not callable(function):
-        near = did_you_mean(name, (one for one in vars(module) if callable(getattr(module, one))))
-        raise UserError(f"{where} has no function '{name}'. {near}".rstrip())
-    return function, module
-
-
-def _import_file(file: Path) -> ModuleType:
-    """Import a file under its own name, or under another one if a module has the name."""
-    name, spec = file.stem, importlib.util.find_spec(file.stem)
-    if spec is None or spec.origin != str(file):
-        name = f"{file.stem}_{file.parent.name}"
-        spec = importlib.util.spec_from_file_location(name, file)
-    if name not in sys.modules:
-        assert spec and spec.loader
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
 
 
 def _device_of(inputs: Sequence[Any]) -> Device:

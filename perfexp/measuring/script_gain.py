@@ -10,7 +10,7 @@ import torch
 from perfexp.convolution.applying import apply
 from perfexp.errors import UserError
 from perfexp.measuring.baselines import gain
-from perfexp.measuring.callable_side import load
+from perfexp.measuring.user_functions import load
 from perfexp.models import modules
 from perfexp.records.subject import one_line
 from perfexp.statistics.estimators import Interval

@@ -7,28 +7,34 @@ runs, such as models, become bars. A row is one point of a run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy
 
 from perfexp.comparison import sweep_verdicts
 from perfexp.comparison.document import Verdict
 from perfexp.comparison.sweep_verdicts import TimeRatio
+from perfexp.host import foreign
+from perfexp.prediction.corpus import QUANTITIES
+from perfexp.prediction.predictions import INTERPOLATED, key_of
 from perfexp.records import units, wording
 from perfexp.records.analysis import SweepAnalysis
+from perfexp.records.paths import RunPaths
 from perfexp.records.point_times import DEVICE_TIMES
 from perfexp.records.quantities import time_title
 from perfexp.records.record import Key
 from perfexp.records.rows import Row
+from perfexp.records.sizes import Size
 from perfexp.records.subject import MODEL_AXES, constant, label, one_line
 from perfexp.records.summary import TIME_KINDS
 from perfexp.records.sweep_record import GPU_COUNT, SweepChild
 from perfexp.records.units import digits
 from perfexp.records.wording import bare
-from perfexp.report.plots import predicted_file
 from perfexp.report.plots.chart import (
     Bar,
     Bars,
@@ -60,6 +66,22 @@ _ABOVE = "above each panel: its fastest line (hollow: others may be as fast, ×:
 _Best = dict[tuple[str, str], dict[float, tuple[int, bool] | None]]
 #: Line segments of a proportional rate.
 _SEGMENTS = 60
+
+
+class _Place(msgspec.Struct):
+    phase: str
+    input_size: Size
+    batch_size: int
+
+
+class _Line(msgspec.Struct):
+    predicted: _Place
+    precision: str
+    unit: str
+    source: str
+    value: float | None
+    low: float | None
+    high: float | None
 
 
 class _PlottedRun(NamedTuple):
@@ -202,7 +224,7 @@ def _over_sizes(
     predicted = []
     for child, analysis in sweep_analysis.runs:
         if folder and analysis:
-            for quantity, key, interval in predicted_file.read(folder / child.directory):
+            for quantity, key, interval in _interpolated(folder / child.directory):
                 name = _label(child.axes, key, fields, axis)
                 predicted.append((quantity, name, key, interval))
     chart = chart_of(caption, named, axis, predicted=predicted)
@@ -462,3 +484,26 @@ def _axis_texts(axes: Mapping[str, str], left_out: Sequence[str]) -> list[str]:
             text = value if value[:1].isalpha() else f"{name.rsplit('.', 1)[-1]}={value}"
             words.append(one_line(text))
     return words
+
+
+def _interpolated(folder: Path) -> list[tuple[str, Key, Interval]]:
+    """Return quantities, points and values that a run interpolated between its measured points.
+
+    Values are in SI units; a quantity is `time` or `energy`.
+
+    Args:
+        folder: the run's folder. Without predictions in it, there are no values; a broken file has
+            those up to its first broken line.
+    """
+    values = []
+    quantities = {unit: quantity for quantity, unit in QUANTITIES.items()}
+    with suppress(OSError, *foreign.DECODING_ERRORS):
+        for content in foreign.read_bytes(RunPaths(folder).predicted).splitlines():
+            line = foreign.from_json(content, _Line)
+            if line.source == INTERPOLATED and line.value is not None and line.unit in quantities:
+                place = line.predicted
+                pair = place.input_size, place.batch_size
+                key = key_of(pair, place.phase, line.precision)
+                interval = Interval(value=line.value, low=line.low, high=line.high)
+                values.append((quantities[line.unit], key, interval))
+    return values
