@@ -65,7 +65,8 @@ def check_kind(plan: config.Plan, kind: str) -> None:
         return
     if plan.execution.cuda_graph:
         raise UserError(
-            f"execution.cuda_graph=true needs a CUDA device, and this is {name}: leave it out."
+            f"execution.cuda_graph=true needs a CUDA device, and this is {name}: set "
+            "execution.cuda_graph=false."
         )
     if plan.seeks_batch and kind == "cpu":
         raise UserError(

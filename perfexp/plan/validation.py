@@ -157,9 +157,11 @@ def _check_training(plan: config.Plan) -> None:
         if text.startswith(("mode.train.checkpoints", "mode.train.resume")):
             trainings = sum(key.phase == "train" for key in plan.timed_keys())
             if trainings > 1:
+                key = text.partition("=")[0]
+                off = "false" if key.endswith("checkpoints") else "null"
                 raise UserError(
-                    f"{text} is for one training, and this plan has {trainings}: "
-                    "one size, batch and process."
+                    f"{text} is for one training, and this plan has {trainings}: set {key}={off}, "
+                    "or one size, batch and process."
                 )
 
 
