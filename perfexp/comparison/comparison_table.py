@@ -608,8 +608,11 @@ def _of_pair(comparison: Comparison, side: SideFacts, pair: Compared, names: str
             f"undecided whether {side_name} is better or worse than {baseline_name}: "
             f"{_would_decide(side, pair)}"
         )
-    if ratio and ratio.low is not None:
-        width = ratio_text(ratio).partition(" ")[2].strip("()")
+    if ratio and ratio.low is not None and ratio.high is not None:
+        text = ratio_text(ratio)
+        width = text.partition(" ")[2].strip("()")
+        if text.startswith("≈"):  # a claim needs its interval, however wide
+            width = f"{units.digits(ratio.low)} … {units.digits(ratio.high)}"
         names = ", ".join(filter(None, (width, names)))
     return f"{answer} ({names})"
 

@@ -114,6 +114,7 @@ def test_unexpected_error_at_program_start_is_one_line(cache, monkeypatch, capsy
     from perfexp import __main__
 
     monkeypatch.setattr("perfexp.__main__.install_streams", lambda: None)
+    monkeypatch.setattr("perfexp.__main__.interrupts.ignore", lambda: None)  # in this process
     monkeypatch.setattr("perfexp.main.main", fail)
     monkeypatch.setattr("sys.argv", ["perfexp", "model=fake"])
     assert __main__.main() == 1
