@@ -3,8 +3,8 @@
     python validation/callables_on_gpu.py [--json=FILE] [NAME …]
 
 Each right side stands for what people write: a layer norm in Triton, perfexp's own direct convolution beside cuDNN,
-the left function again, and five that do not compute what they claim. The last must be NOT COMPARABLE, all others must
-get a verdict on their time.
+the left function again, also with 100 µs more of the host's time, and six that do not compute what they claim. The last
+must be NOT COMPARABLE, all others must get a verdict on their time.
 """
 
 from __future__ import annotations
@@ -69,6 +69,15 @@ FORM = Convolution.of((256, 1, 5, 5), padding=2, groups=256)
 def convolution(x, weight):
     return kernels.compute("direct", x, weight, FORM)
 """
+SLOW_HOST = """
+import time
+
+def norm(x, weight, bias):
+    end = time.perf_counter() + 1e-4
+    while time.perf_counter() < end:
+        pass
+    return torch.nn.functional.layer_norm(x, (1024,), weight, bias)
+"""
 CHEATS = {
     "half precision": """
 def norm(x, weight, bias):
@@ -77,6 +86,13 @@ def norm(x, weight, bias):
     "another stream": """
 stream = torch.cuda.Stream()
 def norm(x, weight, bias):
+    with torch.cuda.stream(stream):
+        return torch.nn.functional.layer_norm(x, (1024,), weight, bias)
+""",
+    "a stream without a join": """
+stream = torch.cuda.Stream()
+def norm(x, weight, bias):
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         return torch.nn.functional.layer_norm(x, (1024,), weight, bias)
 """,
@@ -144,6 +160,7 @@ def file_of(name: str) -> str:
 def sides() -> dict[str, tuple[str, str]]:
     """Write all files into the current folder; return function and maker for each name of a right side."""
     texts = {"triton layer norm": TRITON, "direct convolution": DIRECT, "equal": LEFT}
+    texts["slow host"] = f"import torch\n{SLOW_HOST}"
     texts |= {name: f"import torch\n{text}" for name, text in CHEATS.items()}
     for name, text in {"left": LEFT, "inputs": INPUTS, **texts}.items():
         Path(file_of(name)).write_text(text)

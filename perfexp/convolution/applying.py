@@ -31,7 +31,7 @@ from perfexp.devices import Device
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.cuda import CudaDevice
 from perfexp.errors import UserError
-from perfexp.models import Attention
+from perfexp.models import Attention, tf32
 from perfexp.records.algorithm_plan import AlgorithmPlan, read
 
 _REMEDY = "measure here, or pass remeasure=True (--remeasure)"
@@ -147,7 +147,8 @@ def _applied(
     """
     software = software_of(device)
     differences = plan.differences(
-        **{name: software[name] for name in ("device", "torch", "cudnn")}
+        **{name: software[name] for name in ("device", "torch", "cudnn")},
+        cudnn_allow_tf32=tf32.allowed()[1],
     )
     if differences and not remeasure:
         raise UserError(f"The plan is for {', '.join(differences)}: {_REMEDY}.")

@@ -17,6 +17,7 @@ from perfexp.errors import UserError
 from perfexp.records import quantities
 from perfexp.records.races import is_own_choice
 from perfexp.records.record import Point, Record
+from perfexp.records.summary import by_point, pooled_speedup
 
 _FORMAT = 1
 
@@ -43,9 +44,12 @@ class AlgorithmPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         device: name of the device, as torch has it.
         cudnn: version as a number; None without cuDNN.
+        cudnn_allow_tf32: whether float32 convolutions could use TF32; None without cuDNN, and in
+            older plans.
         layers: chosen engines of convolution layers.
         attention: chosen backends by shape of attention.
-        gains: speedups of the whole model as [value, low, high], by phase, size and baseline.
+        gains: speedups of the whole model as [value, low, high], by phase, size and baseline, with
+            the interval over processes if there are several.
     """
 
     format: int = _FORMAT
@@ -53,21 +57,28 @@ class AlgorithmPlan(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     torch: str
     cudnn: int | None
+    cudnn_allow_tf32: bool | None = None
     layers: tuple[Planned, ...] = ()
     attention: tuple[Planned, ...] = ()
     gains: dict[str, tuple[float | None, float | None, float | None]] = {}
 
-    def differences(self, *, device: str, torch: str, cudnn: int | None) -> list[str]:
-        """Return how this device and software differ from the plan's, in words.
+    def differences(
+        self, *, device: str, torch: str, cudnn: int | None, cudnn_allow_tf32: bool
+    ) -> list[str]:
+        """Return how this device, software and torch's flag for TF32 differ from the plan's.
 
         For example: `torch 2.8.0, not 2.9.0`. Empty if the plan is valid here. `perfexp.apply`
         refuses a plan that differs, unless it may measure again.
         """
-        texts = []
-        for name, current in (("device", device), ("torch", torch), ("cudnn", cudnn)):
-            if getattr(self, name) != current:
-                texts.append(f"{name} {getattr(self, name)}, not {current}")
-        return texts
+        current: dict[str, Any] = {"device": device, "torch": torch, "cudnn": cudnn}
+        is_float32 = any(layer.dtype == "float32" for layer in self.layers)
+        if is_float32 and self.cudnn_allow_tf32 is not None:
+            current["cudnn_allow_tf32"] = cudnn_allow_tf32
+        return [
+            f"{name} {getattr(self, name)}, not {value}"
+            for name, value in current.items()
+            if getattr(self, name) != value
+        ]
 
 
 def of_record(record: Record) -> AlgorithmPlan:
@@ -80,13 +91,13 @@ def of_record(record: Record) -> AlgorithmPlan:
     """
     layers, attention = _choices(record, "algorithm"), _choices(record, "attention")
     gains = {}
-    for point in record.points:
-        key = point.key
+    for key, points in by_point(record).items():
         point_text = f"{key.phase} {'×'.join(map(str, key.input_size))} batch {key.batch_size}"
-        for metric in point.metrics:
+        for metric in points[0].metrics:
             if metric.name.startswith(quantities.member(quantities.SPEEDUP, "")):
+                gain = pooled_speedup(points, metric.name) or metric
                 baseline = metric.name.rpartition("_")[2]
-                gains[f"{point_text} over {baseline}"] = (metric.value, metric.low, metric.high)
+                gains[f"{point_text} over {baseline}"] = (gain.value, gain.low, gain.high)
     if not (layers or attention):
         raise UserError(
             "This run left everything to torch, so there is no plan: measure with "
@@ -99,6 +110,7 @@ def of_record(record: Record) -> AlgorithmPlan:
         device=str(device.get("name")),
         torch=str(session.get("torch")),
         cudnn=device.get("cudnn"),
+        cudnn_allow_tf32=session.get("cudnn_allow_tf32") if device.get("cudnn") else None,
         layers=layers,
         attention=attention,
         gains=gains,

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -15,7 +16,9 @@ from perfexp.convolution.coverage import LayerStatus, Pass, PassReport
 from perfexp.convolution.race import software_of
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import Unsupported, UserError
-from perfexp.models import Attention
+from perfexp.models import Attention, tf32
+from perfexp.records import algorithm_plan
+from perfexp.records.record import Metric
 
 FUSED = "aten::_scaled_dot_product_flash_attention_for_cpu"
 MATH = "aten::_scaled_dot_product_attention_math"
@@ -322,6 +325,7 @@ def test_the_gain_of_a_plan_has_an_interval(written):
         ({"device": "NVIDIA H200"}, "for device NVIDIA H200, not .*: measure here, or pass"),
         ({"torch": "1.0"}, "for torch 1.0, not"),
         ({"cudnn": 91900}, "for cudnn 91900, not None"),
+        ({"cudnn_allow_tf32": not tf32.allowed()[1]}, "for cudnn_allow_tf32 .*, not "),
         ({"format": 2}, "has format 2; this perfexp reads 1"),
         ({"layers": 3}, "is not an algorithm plan"),
     ],
@@ -332,6 +336,22 @@ def test_a_plan_of_another_place_is_refused_in_one_line(written, changed, messag
         perfexp.apply(module, plan=written(**changed))
     assert "\n" not in str(caught.value)
     assert "_conv_forward" not in module.first.__dict__
+
+
+def test_a_plan_promises_the_interval_over_processes(make_record):
+    layer = {"name": "first", "input_shape": [1, 3, 8, 8], "dtype": "float32"}
+    passes = [{"which": "forward", "selected": "torch.gemm", "status": "ok"}]
+    record = make_record()
+    [first] = (point for point in record.points if point.key.is_timed)
+    first.facts["algorithm"] = {"name": "fastest", "layers": [{**layer, "passes": passes}]}
+    first.metrics[:] = [Metric.of("algorithm/speedup_over_default", 1.2, low=1.199, high=1.201)]
+    [single] = algorithm_plan.of_record(record).gains.values()
+    assert single == (1.2, 1.199, 1.201)
+    again = Metric.of("algorithm/speedup_over_default", 1.25, low=1.249, high=1.251)
+    key = msgspec.structs.replace(first.key, replicate=1)
+    record.points.append(msgspec.structs.replace(first, key=key, metrics=[again]))
+    [(value, low, high)] = algorithm_plan.of_record(record).gains.values()
+    assert low < 1.2 < value < 1.25 < high
 
 
 def test_a_plan_of_another_model_is_refused(written):
