@@ -5,6 +5,7 @@
     python validation/prediction.py records DIR…             # dense runs of perfexp, sampled
     python validation/prediction.py against DIR… --truth DIR…  # sparse runs against dense ones of other processes
     python validation/prediction.py memory DIR…              # traced against measured peaks of memory
+    python validation/prediction.py layers FILE.csv.gz       # layers of a file, three of its sizes given
 
 Each curve is sampled by the procedure of `sweep=sparse`: six sizes, then the least certain ones, up to `--measured`.
 All other sizes are the test. Intervals are calibrated by the measured points of curves of other models alone. The
@@ -34,6 +35,7 @@ from numpy.typing import NDArray
 from perfexp.errors import Unsupported
 from perfexp.host import gpu_sheets, installation
 from perfexp.prediction.corpus import Corpus, MeasuredCurve, find_curves
+from perfexp.prediction.lookup import rows_between
 from perfexp.prediction.predictions import INTERPOLATED, forecast
 from perfexp.prediction.skill import GAUSSIAN_PROCESS, Score, Truth, pooled, score
 from perfexp.records.record import Record
@@ -57,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("simulated", "curves", "records", "against", "memory"))
+    parser.add_argument(
+        "what", choices=("simulated", "curves", "records", "against", "memory", "layers")
+    )
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--measured", type=int, default=12)
     parser.add_argument(
@@ -78,6 +82,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return against(options.paths, options.truth)
     if options.what == "memory":
         return memory(options.paths)
+    if options.what == "layers":
+        return layers(options.paths)
     campaign = partial(evaluate, measured=options.measured, target=options.target)
     if options.what == "simulated":
         truths = list(simulated(options.campaigns))
@@ -316,6 +322,35 @@ def _of_quantity(
         f"({100 * low:.1f} to {100 * high:.1f} over {len(coverages)} curves)"
     )
     return True
+
+
+def layers(paths: Sequence[Path]) -> int:
+    """Predict layers at inner sizes from the first, the middle and the last size, run by run."""
+    runs: dict[tuple[str, ...], dict[str, dict[float, float]]] = {}
+    for path in paths:
+        with gzip.open(path, "rt") as file:
+            for row in csv.DictReader(file):
+                run = runs.setdefault((row["model"], row["algorithm"], row["device"]), {})
+                run.setdefault(row["layer"], {})[float(row["input_size"])] = float(row["mean_ms"])
+    errors, coverages = [], []
+    for run in runs.values():
+        sizes = sorted(next(iter(run.values())))
+        given = [0, len(sizes) // 2, len(sizes) - 1]
+        x, y = (
+            2 * np.log(sizes),
+            np.log([[times[size] for size in sizes] for times in run.values()]),
+        )
+        inside = []
+        for index in sorted(set(range(len(sizes))) - set(given)):
+            means, half_width = rows_between(x[given], y[:, given], x[index])
+            errors += np.abs(np.expm1(means - y[:, index])).tolist()
+            inside.append(np.abs(means - y[:, index]) <= half_width)
+        coverages.append(float(np.mean(inside)))
+    few = sum(coverage < 0.75 for coverage in coverages)
+    print(f"{len(runs)} runs, {len(errors)} values: median error {np.median(errors):.1%}, ", end="")
+    print(f"90 % below {np.quantile(errors, 0.9):.1%}; coverage {np.mean(coverages):.1%}, ", end="")
+    print(f"{min(coverages):.0%} at least, {few} runs below 75 %")
+    return 0
 
 
 def memory(folders: Sequence[Path]) -> int:

@@ -19,11 +19,11 @@ from perfexp.host import gpu_sheets
 from perfexp.plan import config
 from perfexp.prediction import corpus, lookup, skill
 from perfexp.prediction.corpus import QUANTITIES, MeasuredCurve, MeasuredDevice
-from perfexp.prediction.lookup import Answer
+from perfexp.prediction.lookup import Answer, PredictedLayer
 from perfexp.prediction.predictions import MEASURED
 from perfexp.records import units
 from perfexp.records.grid import Section
-from perfexp.records.record import Key
+from perfexp.records.record import Key, Record
 from perfexp.records.subject import label, subject
 from perfexp.records.wording import supported_digits
 from perfexp.run.worker_query import query
@@ -31,6 +31,8 @@ from perfexp.run.worker_query import query
 #: Curves with at least this many points are scored with the points of a sparse sweep, shorter
 #: curves by leaving one out.
 _DENSE = 20
+#: Layers of a point that the console lists.
+_MOST_LAYERS = 10
 #: Notes below the predictions for a quantity.
 _NOTES = {
     "memory": "memory is of the timed calls; the first ones may take more (perfexp show DIR)",
@@ -75,6 +77,7 @@ def predict(
     memory: Annotated[
         bool, typer.Option("--memory/--no-memory", help="Trace the peak memory.")
     ] = True,
+    layers: Annotated[bool, typer.Option("--layers", help="Predict the layers' times.")] = False,
     as_json: Json = False,
     config_dir: ConfigDir = None,
 ) -> None:
@@ -113,6 +116,12 @@ def predict(
     parts.append(
         Section(f"from records in {', '.join(map(str, folders))}", list(_answer_lines(predictions)))
     )
+    if layers:
+        found = {one.key: _layers(one) for one in predictions if one.quantity == "time"}
+        for point, point_layers in zip(document["points"], found.values(), strict=True):
+            point["layers"] = msgspec.to_builtins(point_layers)
+        lines = chain.from_iterable(map(_layer_lines, found.keys(), found.values()))
+        parts.append(Section("layers", list(lines)))
     diagnostics = chain.from_iterable(prediction.answer.diagnostics for prediction in predictions)
     for text, remedy in dict.fromkeys(
         (str(diagnostic), diagnostic.help) for diagnostic in diagnostics
@@ -280,6 +289,32 @@ def _formatted(value: float, unit: str, figures: int) -> str:
     if unit == "seconds":
         return units.format_seconds(value, figures)
     return f"{units.digits(value, figures)} J"
+
+
+def _layers(prediction: _Prediction) -> list[PredictedLayer]:
+    """Return the layers of a point, longest first, by the record of its predicted time.
+
+    Raises:
+        UserError: no record has its time, or the record lacks layers around it.
+    """
+    curve = prediction.answer.curve
+    if curve is None:
+        raise UserError(f"{label(prediction.key)}: {prediction.answer.predicted.reason}.")
+    predicted = lookup.layers_at(prediction.key, Record.load(curve.folder))
+    return sorted(predicted, key=lambda one: -one.seconds.value)
+
+
+def _layer_lines(key: Key, layers: Sequence[PredictedLayer]) -> Iterator[str]:
+    """Yield the longest layers of a point in words."""
+    for one in layers[:_MOST_LAYERS]:
+        seconds = one.seconds
+        value, low, high = (
+            _formatted(number or 0.0, "seconds", 3)
+            for number in (seconds.value, seconds.low, seconds.high)
+        )
+        yield f"{label(key)}: {one.layer} {one.pass_type} {value} ({low} to {high}, 90 %)"
+    if (more := len(layers) - _MOST_LAYERS) > 0:
+        yield f"{label(key)}: {units.counted(more, 'shorter layer')} (--json has all)"
 
 
 def _document(predictions: Sequence[_Prediction]) -> dict[str, Any]:

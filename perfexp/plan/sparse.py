@@ -28,7 +28,7 @@ LEAST_MEASURED, MOST_MEASURED = 4, 100
 #: Standard error of a log median without an interval, and half-widths of a 95 % interval per
 #: standard error.
 _UNKNOWN_ERROR, _HALF_WIDTHS = 0.02, 1.96
-#: Fewest points with an energy, which is predicted from the times, too.
+#: Fewest points with an energy, which is predicted from the times, too, or with layers.
 LEAST_ANCHORS = LEAST_MEASURED - 1
 #: Number of points where the algorithm computes nothing that end a sweep.
 _WITHOUT_EFFECT = 2
@@ -130,7 +130,7 @@ class Sparse:
 
     def with_layers(self, pairs: Collection[Pair]) -> list[Pair]:
         """Return the measured points that get layers."""
-        return spread(pairs, -(-len(pairs) // self._layers_every))
+        return spread(pairs, max(LEAST_ANCHORS, -(-len(pairs) // self._layers_every)))
 
     def _following(
         self,

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -190,10 +191,17 @@ def _curves_of(files: Iterable[Path]) -> list[MeasuredCurve]:
     for file in files:
         # other people's records are data: any node may have any type
         with suppress(Exception):
-            record = Record.load(file)
-            curves_by_uid.setdefault(record.uid, _of_phases(record, file.parent))
+            uid, curves_in_file = _curves_in(file, file.stat().st_mtime_ns)
+            curves_by_uid.setdefault(uid, curves_in_file)
     curves = chain.from_iterable(curves_by_uid.values())
     return _joined(sorted(curves, key=lambda curve: curve.ended, reverse=True))
+
+
+@lru_cache(maxsize=256)  # each run of a sweep reads the runs before it
+def _curves_in(file: Path, _modified_ns: int) -> tuple[str, list[MeasuredCurve]]:
+    """Return a record's identifier and its curves."""
+    record = Record.load(file)
+    return record.uid, _of_phases(record, file.parent)
 
 
 def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:

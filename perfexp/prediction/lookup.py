@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from perfexp.plan.sparse import LEAST_MEASURED, Pair
+from perfexp.errors import UserError
+from perfexp.plan.sparse import LEAST_ANCHORS, LEAST_MEASURED, Pair
 from perfexp.prediction.corpus import Corpus, MeasuredCurve
 from perfexp.prediction.identity import identity
 from perfexp.prediction.predictions import (
@@ -22,7 +23,10 @@ from perfexp.prediction.predictions import (
 )
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
-from perfexp.records.record import Key
+from perfexp.records.layer_lines import name_of, pass_of, seconds_of
+from perfexp.records.record import Key, Record, timed_key
+from perfexp.statistics.conformal import LEVEL
+from perfexp.statistics.estimators import Interval, Samples
 from perfexp.statistics.gaussian_process import leave_one_out
 
 #: A stair is a jump in a curve, for example where another kernel begins. A point shows one if it is
@@ -82,6 +86,74 @@ def look_up(
     )
     nothing = Predicted(pair=pair, source=REFUSED, value=None, nearest=pair, reason=reason)
     return Answer(predicted=nothing, curve=None, diagnostics=())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictedLayer:
+    """Seconds of a layer's pass, for example of `layer1.0.conv1` and `forward`."""
+
+    layer: str
+    pass_type: str
+    seconds: Interval
+
+
+def layers_at(key: Key, record: Record) -> list[PredictedLayer]:
+    """Return the layers of a point, predicted by those of a record's other sizes.
+
+    Between two sizes the logarithm of a layer's time is a line over the logarithm of the pixels.
+    The 90 % interval is the quantile of all layers' errors where an inner size is left out. Sizes
+    with layers are predicted as well. `perfexp predict --layers` prints them.
+
+    Raises:
+        UserError: the record lacks layers at smaller and larger sizes.
+    """
+    tables = dict[int, dict[str, Mapping[str, Any]]]()
+    for point in record.points:
+        timed = timed_key(point.key)
+        is_alike = (timed.phase, timed.batch_size) == (key.phase, key.batch_size)
+        if is_alike and (lines := (point.facts.get("layers") or {}).get("lines")):
+            tables[timed.pixels] = {str(line["key"]): line for line in lines if seconds_of(line)}
+    pixels = sorted(tables)
+    if len(pixels) < LEAST_ANCHORS or not pixels[0] <= key.pixels <= pixels[-1]:
+        raise UserError(
+            f"{record.name} has layers at {len(pixels)} sizes of this batch; a prediction needs "
+            f"{LEAST_ANCHORS} sizes around its own. Measure with sweep=sparse probes.layers=true."
+        )
+    shared = [name for name in tables[pixels[0]] if all(name in tables[size] for size in pixels)]
+    times = [[seconds_of(tables[size][name]) for size in pixels] for name in shared]
+    middle, half_width = rows_between(np.log(pixels), np.log(times), float(np.log(key.pixels)))
+    layers = []
+    for name, mean in zip(shared, middle, strict=True):
+        low, value, high = np.exp([mean - half_width, mean, mean + half_width]).tolist()
+        line = tables[pixels[0]][name]
+        seconds = Interval(value=value, low=low, high=high)
+        layers.append(PredictedLayer(layer=name_of(line), pass_type=pass_of(line), seconds=seconds))
+    return layers
+
+
+def rows_between(x: Samples, y: Samples, position: float) -> tuple[Samples, float]:
+    """Return rows of values at a position on lines between their points.
+
+    `layers_at` uses it for logarithms of times, `validation/prediction.py` to test it.
+
+    Args:
+        x: positions of the points, increasing, at least three.
+        y: values, shape (rows, points).
+
+    Returns:
+        The values, shape (rows,), and the half-width of their 90 % intervals: the quantile of all
+        rows' errors where an inner point is left out.
+    """
+
+    def on_line(first: int, last: int, at: float) -> Samples:
+        share = (at - x[first]) / (x[last] - x[first])
+        return np.asarray((1 - share) * y[:, first] + share * y[:, last])
+
+    errors = [
+        on_line(inner - 1, inner + 1, x[inner]) - y[:, inner] for inner in range(1, len(x) - 1)
+    ]
+    last = min(max(int(np.searchsorted(x, position)), 1), len(x) - 1)
+    return on_line(last - 1, last, position), float(np.quantile(np.abs(errors), LEVEL))
 
 
 def _predicted(

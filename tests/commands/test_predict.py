@@ -6,6 +6,7 @@ import re
 import shutil
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from perfexp import commands
@@ -15,13 +16,16 @@ from perfexp.cost.allocations import Peak
 from perfexp.devices import lock
 from perfexp.devices.cpu import CpuDevice
 from perfexp.errors import DeviceMismatch, Unsupported, UserError
+from perfexp.measuring.layers import Key as LayerKey
+from perfexp.measuring.layers import Pass
+from perfexp.measuring.layers.table import Line, Spread
 from perfexp.measuring.probes import workspaces
 from perfexp.plan import config
 from perfexp.prediction.lookup import Answer
 from perfexp.prediction.predictions import MEASURED, Predicted
 from perfexp.records.messages import Events
 from perfexp.records.paths import RunPaths
-from perfexp.records.record import Key, Point, Status
+from perfexp.records.record import Key, Point, Record, Status, layers_key
 from perfexp.statistics.estimators import Interval
 from perfexp.worker import answers
 from perfexp.worker.peak_memory import (
@@ -238,6 +242,41 @@ def test_curves_of_other_devices_are_listed_but_do_not_calibrate(predict, finish
     )
     assert together["curves"][0]["interval_score"] == alone["curves"][0]["interval_score"]
     assert "gpu 1" in predict("check", folder)[1]
+
+
+@pytest.mark.slow
+def test_layers_lie_on_lines_between_measured_sizes(predict, finished, tmp_path):
+    shutil.copytree(finished(*SPARSE).root / "out", tmp_path / "corpus")
+    record = Record.load(tmp_path / "corpus")
+    keys = sorted({one.key for one in record.points if not one.key.replicate and one.key.is_timed},
+                  key=lambda key: key.pixels)  # fmt: skip
+    refused = predict(*FAKE, "input_size=300", "--corpus", "corpus", "--layers")
+    assert "has layers at 0 sizes" in refused[2]
+    three = keys[0], keys[len(keys) // 2], keys[-1]
+    for key, surplus in zip(three, (1.0, 1.1, 1.0), strict=True):
+        lines = []
+        for name, scale in (("first", 1e-9), ("second", 2e-9), ("empty", 0.0)):
+            seconds = surplus * scale * key.pixels
+            spread = Spread(mean=seconds, median=seconds, low=None, high=None)
+            layer_key = LayerKey(
+                path=name, call=0, operation=None, kind="Conv2d", which=Pass.forward
+            )
+            line = Line(key=layer_key, kind="Conv2d", seconds=spread, gap_seconds=spread, share=0.5)
+            lines.append(msgspec.to_builtins(line))
+        layers = {"method": "queue", "call_seconds": [1.0], "lines": lines}
+        point = Point(key=layers_key(key), status=Status.OK, facts={"layers": layers})
+        record.points.append(point)
+    (tmp_path / "corpus" / "record.json").write_bytes(record.to_json())
+    words = (*FAKE, f"input_size={keys[0].input_size[0]}", "--corpus", "corpus", "--layers")
+    [point] = json.loads(predict(*words, "--json")[1])["points"]
+    assert [one["layer"] for one in point["layers"]] == ["second", "first"]
+    second = point["layers"][0]["seconds"]
+    assert second["value"] == pytest.approx(2e-9 * keys[0].pixels)
+    assert second["high"] == pytest.approx(1.1 * second["value"])
+    assert second["low"] == pytest.approx(second["value"] / 1.1)
+    assert f": second forward {second['value'] * 1e6:.3g} µs (" in predict(*words)[1]
+    outside = predict(*FAKE, "input_size=600", "--corpus", "corpus", "--layers")
+    assert "3 sizes around its own" in outside[2]
 
 
 def test_wrong_words_are_refused_with_advice(predict, tmp_path):

@@ -212,6 +212,20 @@ def test_a_rest_takes_two_seconds():
     assert now_of(device)() - begun == pytest.approx(2.05, abs=0.1)
 
 
+def test_an_idle_power_after_calls_serves_for_a_minute():
+    device = Logged(enqueue_seconds=10e-6)
+    measuring = procedure(device, meter_of(device, steady(100.0)))
+    measuring.idle()
+    measuring.rest()
+    begun = now_of(device)()
+    measuring.rest()
+    assert now_of(device)() == pytest.approx(begun, abs=0.01)
+    measuring.sleep(61.0)
+    begun = now_of(device)()
+    measuring.rest()
+    assert now_of(device)() - begun > 1.0
+
+
 def test_intervals_add_up_by_the_rules_of_their_docstrings():
     one, other = Reading(10.0, half_width=0.3), Reading(20.0, half_width=0.8)
     assert product(one, other) == Reading(
