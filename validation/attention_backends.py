@@ -377,6 +377,7 @@ with torch.inference_mode():
     perfexp.apply
     imported = time.perf_counter() - begun
     applied = perfexp.apply(module, plan=plan)
+    applying = time.perf_counter() - begun
     outputs = module(inputs)
     torch.cuda.synchronize()
     start = time.perf_counter() - begun
@@ -384,7 +385,8 @@ with torch.inference_mode():
     gain = perfexp.gain(applied, lambda: module(inputs))
 error = float((outputs - expected).norm() / expected.norm())
 print(json.dumps({"script": before / after, "low": gain.low, "gain": gain.value, "high": gain.high,
-                  "error": error, "import_seconds": imported, "start_seconds": start}))
+                  "error": error, "import_seconds": imported,
+                  "apply_seconds": applying - imported, "start_seconds": start}))
 """
 
 

@@ -137,7 +137,12 @@ class Procedure(Context):
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
             # before any further pass, which may need more memory
             point.metrics += [*self.device.memory(), *self.session.compilation()]
-            if point.key.replicate:  # a later process only repeats the times
+            # a later process repeats the times only, and the comparison: torch's search for
+            # algorithms chooses others in each process
+            if point.key.replicate:
+                self.run_for_algorithm(
+                    point, "rivals", partial(_compare_baselines, self, point, step, batches)
+                )
                 _add_graph_time(self, point, step, batches)
                 return
             if step.trains:

@@ -325,7 +325,6 @@ def test_the_gain_of_a_plan_has_an_interval(written):
         ({"device": "NVIDIA H200"}, "for device NVIDIA H200, not .*: measure here, or pass"),
         ({"torch": "1.0"}, "for torch 1.0, not"),
         ({"cudnn": 91900}, "for cudnn 91900, not None"),
-        ({"cudnn_allow_tf32": not tf32.allowed()[1]}, "for cudnn_allow_tf32 .*, not "),
         ({"format": 2}, "has format 2; this perfexp reads 1"),
         ({"layers": 3}, "is not an algorithm plan"),
     ],
@@ -336,6 +335,12 @@ def test_a_plan_of_another_place_is_refused_in_one_line(written, changed, messag
         perfexp.apply(module, plan=written(**changed))
     assert "\n" not in str(caught.value)
     assert "_conv_forward" not in module.first.__dict__
+
+
+def test_a_plan_for_another_tf32_flag_is_refused(written):
+    path = written(cudnn_allow_tf32=not tf32.allowed()[1])
+    with pytest.raises(UserError, match="for cudnn_allow_tf32 .*, not "):
+        perfexp.apply(Small(), plan=path)
 
 
 def test_a_plan_promises_the_interval_over_processes(make_record):

@@ -4,6 +4,7 @@ import itertools
 import time
 from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
@@ -590,6 +591,36 @@ def host_bound(**settings):
     )
     measuring.begin()
     return measuring
+
+
+class Fastest:
+    """An algorithm with a baseline, whose report is empty."""
+
+    name, group, is_forced = "fastest", "algorithm", True
+
+    def begin_point(self):
+        pass
+
+    begin_call = discard_choices = begin_point
+
+    def report(self):
+        return SimpleNamespace(layers=(), metrics=list, facts=dict, doubts=list)
+
+    def baselines(self):
+        return ("default",)
+
+    def run_baseline(self, _, work):
+        return work()
+
+    def run_eager(self, work):
+        return work()
+
+
+def test_each_process_compares_an_algorithm_with_its_baselines():
+    measuring = procedure(algorithm=Fastest())
+    for replicate in range(2):
+        point = measuring.measure(msgspec.structs.replace(KEY, replicate=replicate))
+        assert point.metric("algorithm/speedup_over_default").value == pytest.approx(1, abs=1e-3)
 
 
 def test_host_bound_loop_has_its_energy_at_both_paces():
