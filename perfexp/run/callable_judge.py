@@ -17,12 +17,13 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from perfexp.comparison.document import Verdict
 from perfexp.errors import PerfexpError, UserError
@@ -58,6 +59,9 @@ _TAIL_SHARE, _TAIL_SECONDS = 0.2, 3e-5
 _CEILING_FACTOR = 4.0
 _WORDS = {Verdict.BETTER: "FASTER", Verdict.WORSE: "SLOWER"}
 
+#: Largest CPU time of processes that the right side has started, as a share of its blocks' time.
+#: torch.compile's idle ones are allowed.
+_HELPED_SHARE = 0.2
 #: A seed of all arguments; or two, and which argument is of the second one.
 Seed = int | tuple[int, int, int]
 
@@ -157,7 +161,7 @@ class _Process:
         except (SilenceError, MessageError) as error:
             raise _Refused(f"{self.name} does not answer: {error}") from error
         answer["elapsed"] = time.perf_counter() - begun
-        self._process.send_signals(signal.SIGSTOP)
+        answer["helped"] = sum(map(_cpu_seconds, self._process.send_signals(signal.SIGSTOP)))
         if answer["event"] == "failed":
             failure = error_of(answer)
             if isinstance(failure, UserError):
@@ -169,6 +173,14 @@ class _Process:
         """End the process and its descendants."""
         self._questions.close()
         self._process.end()
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    """Return the CPU time that a process has used; 0 if it has ended."""
+    with suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
 
 
 def compare_callables(
@@ -287,12 +299,13 @@ class _Judge:
 
         All inputs are new, and each is made a second time for a call that shows a cache.
         """
-        counts, hold_seconds = [float(_MOST_INPUTS)], 0.0
+        counts, hold_seconds, helped = [float(_MOST_INPUTS)], 0.0, dict[str, float]()
         for side in sides:
             for _ in range(2):  # the first calls may compile
                 warm = self._calls(side, shape, _seeds(_WARM_CALLS))
             counts.append(_BLOCK_SECONDS / warm["elapsed"] * _WARM_CALLS / 2)
             hold_seconds = max(hold_seconds, warm["hold_seconds"])  # equal waits on both sides
+            helped[side.name] = warm["helped"]
         for number in range(_BLOCKS):
             seeds = _seeds(max(_LEAST_INPUTS, int(min(counts))))
             # the first call finds cold caches
@@ -306,6 +319,10 @@ class _Judge:
                 seconds = block["seconds"][: len(twice)]
                 block["new"], block["again"] = seconds[1::2], seconds[2::2]
                 self._blocks[side.name].append(block)
+        blocks = self._blocks["right"][-_BLOCKS:]
+        elapsed = sum(block["elapsed"] for block in blocks)
+        if blocks[-1]["helped"] - helped["right"] > _HELPED_SHARE * elapsed:
+            raise _Refused("right keeps other processes busy")
 
     def _separable(self, parameters: range) -> range:
         """Return the arguments that may be of another seed than the others, all or none.

@@ -339,7 +339,7 @@ def test_a_plan_of_another_place_is_refused_in_one_line(written, changed, messag
 
 def test_a_plan_for_another_tf32_flag_is_refused(written):
     path = written(cudnn_allow_tf32=not tf32.allowed()[1])
-    with pytest.raises(UserError, match="for cudnn_allow_tf32 .*, not "):
+    with pytest.raises(UserError, match=r"for cudnn_allow_tf32 .*, not "):
         perfexp.apply(Small(), plan=path)
 
 

@@ -40,6 +40,11 @@ def fn(x, w):
 """,
     "scripted": "@torch.jit.script\ndef fn(x, w):\n    return torch.softmax(x * w, -1)",
     "inference mode": "@torch.inference_mode()\ndef fn(x, w): return torch.softmax(x * w, -1)",
+    "idle helper": """
+import subprocess, sys
+helper = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(99)"])
+def fn(x, w): return torch.softmax(x * w, -1)
+""",
     "own pool": """
 from concurrent.futures import ThreadPoolExecutor
 pool = ThreadPoolExecutor(2)
@@ -52,6 +57,14 @@ TRICKS = {
     "low precision": (
         "def fn(x, w): return torch.softmax((x.half() * w.half()).float(), -1)",
         "relative error",
+    ),
+    "busy helper": (
+        """
+import subprocess, sys
+helper = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+def fn(x, w): return torch.softmax(x * w, -1)
+""",
+        "keeps other processes busy",
     ),
     "other type": ("def fn(x, w): return torch.softmax(x * w, -1).half()", "torch.float16"),
     "cache by address": (
