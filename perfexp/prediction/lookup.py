@@ -114,12 +114,12 @@ def layers_at(key: Key, record: Record) -> list[PredictedLayer]:
         if is_alike and (lines := (point.facts.get("layers") or {}).get("lines")):
             tables[timed.pixels] = {str(line["key"]): line for line in lines if seconds_of(line)}
     pixels = sorted(tables)
-    if len(pixels) < LEAST_ANCHORS or not pixels[0] <= key.pixels <= pixels[-1]:
+    shared = sorted(set.intersection(*map(set, tables.values()))) if tables else []
+    if len(pixels) < LEAST_ANCHORS or not shared or not pixels[0] <= key.pixels <= pixels[-1]:
         raise UserError(
             f"{record.name} has layers at {len(pixels)} sizes of this batch; a prediction needs "
             f"{LEAST_ANCHORS} sizes around its own. Measure with sweep=sparse probes.layers=true."
         )
-    shared = [name for name in tables[pixels[0]] if all(name in tables[size] for size in pixels)]
     times = [[seconds_of(tables[size][name]) for size in pixels] for name in shared]
     middle, half_width = rows_between(np.log(pixels), np.log(times), float(np.log(key.pixels)))
     layers = []
