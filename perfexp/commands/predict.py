@@ -117,11 +117,8 @@ def predict(
         Section(f"from records in {', '.join(map(str, folders))}", list(_answer_lines(predictions)))
     )
     if layers:
-        found = {one.key: _layers(one) for one in predictions if one.quantity == "time"}
-        for point, point_layers in zip(document["points"], found.values(), strict=True):
-            point["layers"] = msgspec.to_builtins(point_layers)
-        lines = chain.from_iterable(map(_layer_lines, found.keys(), found.values()))
-        parts.append(Section("layers", list(lines)))
+        times = [one for one in predictions if one.quantity == "time"]
+        parts.append(Section("layers", list(_layer_lines(times, document["points"]))))
     diagnostics = chain.from_iterable(prediction.answer.diagnostics for prediction in predictions)
     for text, remedy in dict.fromkeys(
         (str(diagnostic), diagnostic.help) for diagnostic in diagnostics
@@ -304,17 +301,17 @@ def _layers(prediction: _Prediction) -> list[PredictedLayer]:
     return sorted(predicted, key=lambda one: -one.seconds.value)
 
 
-def _layer_lines(key: Key, layers: Sequence[PredictedLayer]) -> Iterator[str]:
-    """Yield the longest layers of a point in words."""
-    for one in layers[:_MOST_LAYERS]:
-        seconds = one.seconds
-        value, low, high = (
-            _formatted(number or 0.0, "seconds", 3)
-            for number in (seconds.value, seconds.low, seconds.high)
-        )
-        yield f"{label(key)}: {one.layer} {one.pass_type} {value} ({low} to {high}, 90 %)"
-    if (more := len(layers) - _MOST_LAYERS) > 0:
-        yield f"{label(key)}: {units.counted(more, 'shorter layer')} (--json has all)"
+def _layer_lines(times: Sequence[_Prediction], points: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield the longest layers of each point in words, and add all layers to its JSON values."""
+    for prediction, point in zip(times, points, strict=True):
+        layers, key = _layers(prediction), label(prediction.key)
+        point["layers"] = msgspec.to_builtins(layers)
+        for one in layers[:_MOST_LAYERS]:
+            ends = one.seconds.value, one.seconds.low or 0.0, one.seconds.high or 0.0
+            value, low, high = (_formatted(number, "seconds", 3) for number in ends)
+            yield f"{key}: {one.layer} {one.pass_type} {value} ({low} to {high}, 90 %)"
+        if (more := len(layers) - _MOST_LAYERS) > 0:
+            yield f"{key}: {units.counted(more, 'shorter layer')} (--json has all)"
 
 
 def _document(predictions: Sequence[_Prediction]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ The order ensures that no measurement disturbs an earlier measurement:
    algorithm proof, device time as a CUDA graph, device energy, work. Any of them may fail without
    affecting the others: its metric is then missing, with the reason.
 
-Only the first process of a point does all this; later processes repeat the times.
+Only the first process of a point does all this; later processes repeat the times, and compare with
+the baselines.
 """
 
 from __future__ import annotations
@@ -137,8 +138,7 @@ class Procedure(Context):
             verdicts.judge_loader(point, self.device, workers=self.data.workers, threads=threads)
             # before any further pass, which may need more memory
             point.metrics += [*self.device.memory(), *self.session.compilation()]
-            # a later process repeats the times only, and the comparison: torch's search for
-            # algorithms chooses others in each process
+            # torch's search chooses other algorithms in each process, so each compares
             if point.key.replicate:
                 self.run_for_algorithm(
                     point, "rivals", partial(_compare_baselines, self, point, step, batches)
@@ -307,8 +307,8 @@ def _make_further_passes(
 def _add_graph_time(context: Context, point: Point, step: Step, batches: Batches) -> None:
     """Add the call's device time as a CUDA graph, as a fallback or for comparison.
 
-    The fallback is for calls that do not fit the launch queue. Later processes of a point make only
-    this pass.
+    The fallback is for calls that do not fit the launch queue. Later processes of a point make
+    this pass, too.
     """
     capture = context.capture(step, batches)
     method = point.facts.get("device_method")

@@ -192,7 +192,7 @@ class Plan(PlanSchema):
         is_cpu = name == "cpu"
         takes_all = self.probes.call_times
         num_series = _ASYNCHRONOUS_SERIES if takes_all and not is_cpu else _SYNCHRONOUS_SERIES
-        # processes after the first repeat the times only, without these passes
+        # processes after the first leave out these passes
         first_only, first_keys = 0.0, self.first_keys()
         # a further series for the phases of a training step, or for a graph on a GPU
         if takes_all and (not is_cpu or "train" in self.phases):

@@ -299,13 +299,14 @@ class _Judge:
 
         All inputs are new, and each is made a second time for a call that shows a cache.
         """
-        counts, hold_seconds, helped = [float(_MOST_INPUTS)], 0.0, dict[str, float]()
+        counts, hold_seconds = [float(_MOST_INPUTS)], 0.0
         for side in sides:
             for _ in range(2):  # the first calls may compile
                 warm = self._calls(side, shape, _seeds(_WARM_CALLS))
             counts.append(_BLOCK_SECONDS / warm["elapsed"] * _WARM_CALLS / 2)
             hold_seconds = max(hold_seconds, warm["hold_seconds"])  # equal waits on both sides
-            helped[side.name] = warm["helped"]
+            if side.name == "right":
+                helped = warm["helped"]
         for number in range(_BLOCKS):
             seeds = _seeds(max(_LEAST_INPUTS, int(min(counts))))
             # the first call finds cold caches
@@ -321,7 +322,7 @@ class _Judge:
                 self._blocks[side.name].append(block)
         blocks = self._blocks["right"][-_BLOCKS:]
         elapsed = sum(block["elapsed"] for block in blocks)
-        if blocks[-1]["helped"] - helped["right"] > _HELPED_SHARE * elapsed:
+        if blocks[-1]["helped"] - helped > _HELPED_SHARE * elapsed:
             raise _Refused("right keeps other processes busy")
 
     def _separable(self, parameters: range) -> range:
