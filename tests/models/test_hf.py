@@ -18,6 +18,7 @@ from perfexp.records.record import Key, Point, Record, Series, Status
 of_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
 )
+FP32 = Precision(name="fp32")
 #: Text of 32 tokens or images of 32 × 32 pixels, in batches of 2.
 BATCH, SIZE = 2, (32, 32)
 WIDTH, INNER, LAYERS, VOCABULARY = 32, 64, 2, 100
@@ -60,11 +61,11 @@ KINDS = {
 }
 
 
-def opened(name, *, seed=0, **settings):
+def opened(name, *, seed=0, precision=FP32, **settings):
     config = settings.pop("config", SMALL.get(name, {}))
     return HuggingFace(name=f"hf:{name}", config=config, **settings).open(
         device=CpuDevice(),
-        precision=Precision(name="fp32"),
+        precision=precision,
         execution=Execution(),
         num_classes=None,
         seed=seed,
@@ -131,6 +132,20 @@ def test_the_loss_of_a_causal_model_is_of_the_next_tokens():
     outputs = session.forward(batch.inputs)
     expected = session.module(batch.inputs, labels=batch.targets).loss
     assert session.loss(outputs, batch.targets).item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+@of_transformers
+@pytest.mark.parametrize("precision", [{"autocast": "bfloat16"}, {"storage": "bfloat16"}])
+def test_the_loss_of_bf16_logits_is_computed_in_float32(precision):
+    session = opened("llama", precision=Precision(name="bf16", **precision))
+    batch = session.random_batch(SIZE, BATCH, seed=0)
+    outputs = session.forward(batch.inputs)
+    assert outputs.logits.dtype == torch.bfloat16
+    logits = outputs.logits[:, :-1].flatten(0, 1).float()
+    expected = torch.nn.functional.cross_entropy(logits, batch.targets[:, 1:].flatten())
+    loss = session.loss(outputs, batch.targets)
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 @of_transformers
