@@ -36,11 +36,13 @@ def main() -> int:
     """Run the command line of this process and return its exit code."""
     install_streams()
     try:
-        return dispatch(sys.argv[1:])
+        code = dispatch(sys.argv[1:])
     except Exception as error:  # such as a module that can't be imported
         failure = crash_report.failure(error)
         print(f"error: {failure}", file=sys.stderr)
-        return failure.exit_code
+        code = failure.exit_code
+    interrupts.ignore()
+    return code
 
 
 def dispatch(arguments: list[str]) -> int:
@@ -75,11 +77,9 @@ def dispatch(arguments: list[str]) -> int:
             return 0
         from perfexp.main import main as application
 
-        code = application(arguments)
+        return application(arguments)
     except KeyboardInterrupt:  # before there was anything to interrupt
-        code = 130
-    interrupts.ignore()
-    return code
+        return 130
 
 
 def install_streams() -> None:

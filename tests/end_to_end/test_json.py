@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from perfexp.__main__ import dispatch
 from perfexp.records import diagnostics
 from perfexp.records.analysis import Analysis
@@ -11,12 +9,6 @@ from perfexp.report.tables import json_results
 from tests.roofline.listings import long_form, many
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed", "processes=1")
-
-
-@pytest.fixture(autouse=True)
-def signals(monkeypatch):
-    """The process of a command ignores signals at its end; this one goes on."""
-    monkeypatch.setattr("perfexp.host.interrupts.ignore", lambda: None)
 
 
 def printed(capsys, *arguments):
