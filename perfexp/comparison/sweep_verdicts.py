@@ -8,7 +8,7 @@ group at each point, and `time_ratios` gives ratios for plots.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -27,6 +27,8 @@ from perfexp.records.record import Key, Status
 from perfexp.records.subject import MODEL_AXES
 from perfexp.statistics.distributions import ALPHA
 
+#: Fewest points of a group that make a curve.
+_CURVE = 4
 #: Verdicts that leave open which run is faster.
 _OPEN = (Verdict.UNDECIDED, Verdict.NOT_COMPARABLE)
 
@@ -122,13 +124,27 @@ class _Contest:
             if self.wanted is None or _is_named(group, self.wanted):
                 self.baselines.setdefault(self.models[name], name)
         self.points: dict[tuple[str, Key], dict[str, int]] = {}
+        tried, counts = defaultdict[tuple[str, Key], set[str]](set), Counter[str]()
         for name, side in self.sides.items():
             for measurement in side.measurements:
+                model_point = self.models[name], _place(measurement.key)
+                tried[model_point].add(name)
                 if measurement.status is Status.OK and measurement.record.sweep:
-                    model_point = self.models[name], _place(measurement.key)
+                    counts[name] += 1
                     self.points.setdefault(model_point, {})[name] = measurement.record.sweep.job
+        self._tried = tried
+        self._curves = [name for name, count in counts.items() if count >= _CURVE]
         #: Results of `against`, by baseline.
         self._known: dict[str, tuple[Sequence[Compared], float]] = {}
+
+    def is_partial(self, name: str, key: Key) -> bool:
+        """Return whether a curve of this group's model lacks a point, as in sparse sweeps.
+
+        What its group would have measured there is unknown, and so is the fastest.
+        """
+        model = self.models[name]
+        tried = self._tried[model, _place(key)]
+        return any(self.models[other] == model and other not in tried for other in self._curves)
 
     def job(self, name: str, key: Key) -> int:
         """Return the number of the group's run that measured a point."""
@@ -208,7 +224,8 @@ def of_sweep(sweep_analysis: SweepAnalysis) -> SweepVerdicts:
         if pairs:
             baselines.append(contest.groups[name])
             every += pairs
-            fastest += _fastest(name, contest.groups, pairs)
+            shared = [pair for pair in pairs if not contest.is_partial(name, pair.key)]
+            fastest += _fastest(name, contest.groups, shared)
             lowest = min(lowest, level)
     if not baselines:
         return SweepVerdicts()
@@ -249,14 +266,14 @@ def winners(sweep_analysis: SweepAnalysis) -> list[Winner]:
 
     It is the best group shown to be faster than the baseline by the verdicts of `of_sweep`,
     otherwise the baseline. If the baseline did not measure a point, the first group that did takes
-    its place.
+    its place. Points that a curve lacks are left out.
     """
     contest = _Contest(sweep_analysis)
     winning = []
     for (model, point_key), members in contest.points.items() if contest.baselines else ():
         baseline, every = contest.at(point_key, members)
         compared = decisive(every)
-        if not compared:
+        if not compared or contest.is_partial(baseline, point_key):
             continue
         measure = min(measures_of(compared), key=DECISIVE.index)
         best, axes, slower = None, None, set[str]()

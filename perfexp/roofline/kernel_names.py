@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable
+from functools import lru_cache
 
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|<unnamed>::")
 #: Names of functors in template arguments, and the general ones among them.
@@ -21,6 +22,7 @@ _GENERAL = (
 )
 
 
+@lru_cache(maxsize=4096)  # a comparison meets the same kernels in each run
 def short(kernel: str) -> str:
     """Return a kernel name without its namespace, types and arguments.
 

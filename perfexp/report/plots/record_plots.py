@@ -237,14 +237,15 @@ def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool)
     """
     by_kind: dict[str, list[Placed]] = {}
     for point in placed:
-        if point.row and point.row.time_kind:
-            by_kind.setdefault(point.row.time_kind, []).append(point)
-    for kind, kind_points in by_kind.items():
-        lines = lines_of(kind_points, partial(_median, kind), bands.get("time", ()), is_judged=True)
+        if point.row and (kind := point.row.time_kind):
+            shared = DEVICE_TIMES[0] if kind in DEVICE_TIMES else kind
+            by_kind.setdefault(shared, []).append(point)
+    for kind_points in by_kind.values():
+        lines = lines_of(kind_points, _median, bands.get("time", ()), is_judged=True)
         curves = _curves(kind_points) if fitted and axis == "input_size" else ()
-        title = f"{time_title(kind)} per call"
+        kind = min(wording.time_kinds(point.row for point in kind_points if point.row))
         yield Panel(
-            title=title,
+            title=f"{time_title(kind)} per call",
             lines=_with_latency(kind_points, lines, kind),
             unit="seconds",
             curves=curves,
@@ -268,7 +269,7 @@ def _with_latency(
     """
     if kind not in DEVICE_TIMES or len(lines) > _MOST_WITH_LATENCY:
         return lines
-    latencies = lines_of(placed, partial(_median, "latency"))
+    latencies = lines_of(placed, partial(_median, kind="latency"))
     if not latencies:
         return lines
     shown = []
@@ -309,9 +310,9 @@ def _knee(rates: ChartLine) -> dict[float, str]:
     return {}
 
 
-def _median(kind: str, row: Row) -> Interval | None:
-    """Return the median of a kind of time, if the row has it."""
-    time = row.times.get(kind)
+def _median(row: Row, kind: str | None = None) -> Interval | None:
+    """Return the median of a kind of time, or of the row's representative time, if it has it."""
+    time = row.times.get(kind or row.time_kind or "")
     if time:
         return time.median
     return None

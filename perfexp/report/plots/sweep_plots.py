@@ -156,7 +156,10 @@ def plot(sweep_analysis: SweepAnalysis, folder: Path | None = None) -> Chart | B
     for child, analysis in sweep_analysis.runs:
         for row in analysis.rows if analysis else [None]:
             runs.append(_PlottedRun(child, row))
-    runs = _by_one_time(runs)
+    fields, axis = axes_of([run.row.key for run in runs if run.row])
+    # lines may go on as graphs of the same calls
+    if not axis or not {run.kind for run in runs if run.kind} <= set(DEVICE_TIMES):
+        runs = _by_one_time(runs)
     table = [run.row for run in runs if run.row]
     if not any(row.time for row in table):
         return None
@@ -174,7 +177,6 @@ def plot(sweep_analysis: SweepAnalysis, folder: Path | None = None) -> Chart | B
     caption = Caption(
         title=" · ".join(filter(None, words)), subtitle=subtitle(table, device), footer=warnings
     )
-    fields, axis = axes_of(keys)
     if axis:
         return _over_sizes(caption, runs, sweep_analysis, folder, fields, axis)
     # no numeric axis: lines over device counts if they vary, else bars
@@ -221,12 +223,14 @@ def _over_sizes(
             phase = run.phase if "phase" in fields else ""
             without = _Missing(run.model, phase, f"{short}: {status}")
             missing.setdefault(without, []).append(label(key, [axis]) if key else "")
-    predicted = []
+    predicted, shown = [], {run.kind for run in runs}
     for child, analysis in sweep_analysis.runs:
         if folder and analysis:
+            has_time = not shown.isdisjoint(row.time_kind for row in analysis.rows)
             for quantity, key, interval in _interpolated(folder / child.directory):
-                name = _label(child.axes, key, fields, axis)
-                predicted.append((quantity, name, key, interval))
+                if has_time or quantity != "time":  # not device times beside latencies
+                    name = _label(child.axes, key, fields, axis)
+                    predicted.append((quantity, name, key, interval))
     chart = chart_of(caption, named, axis, predicted=predicted)
     models = {model for model, _, _ in lines.values()}
     if len(models) < 2 or len(models) == len(lines):

@@ -486,6 +486,70 @@ def test_campaign_draws_what_its_sparse_runs_predicted(build: Builder, tmp_path:
     assert (position, interval.low, interval.high) == (240, 1.1e-3, 1.3e-3)
 
 
+def test_a_size_that_a_curve_of_the_model_lacks_has_no_fastest_line(build: Builder) -> None:
+    axes = [{"algorithm": name} for name in ("default", "fft", "winograd")]
+    axes = [{"model": model, **each} for model in ("vgg16", "alexnet") for each in axes]
+    points = []
+    for number, ratio in enumerate(2 * (1.0, 0.5, 0.25)):
+        sizes = [size for size in range(224, 385, 32) if number != 2 or size != 256]
+        points.append([build.point(ratio * size * 1e-5, size=size) for size in sizes])
+    sweep, records = build.sweep(axes, [*points])
+    for record in records:
+        assert record.sweep
+        record.plan["model"] = {"name": record.sweep.axes["model"]}
+    plot = sweep_plots.plot(SweepAnalysis.of(sweep, records))
+    assert isinstance(plot, Chart)
+    best = [dict.fromkeys(range(224, 385, 32), (2, True)) for _ in range(2)]
+    del best[0][256]
+    assert [panel.best for panel in plot.panels] == best
+
+
+def test_sizes_timed_as_graphs_continue_a_line_of_device_times(
+    build: Builder, tmp_path: Path
+) -> None:
+    kinds = 5 * [("device", "latency")] + [("device/graph", "latency")]
+    axes = [{"algorithm": "default"}, {"algorithm": "fft"}]
+    timed = [build.point(n * 1e-3, size=32 * n, kinds=of) for n, of in enumerate(kinds, 1)]
+    run = Analysis.of(build.record(*timed))
+    sweep = SweepAnalysis.of(*build.sweep(axes, [timed[:5], timed]))
+    for plot in (record_plots.plot(run), sweep_plots.plot(sweep)):
+        assert isinstance(plot, Chart)
+        [panel] = [panel for panel in plot.panels if panel.unit == "seconds"]
+        line = [line for line in panel.lines if not line.is_light][-1]
+        assert line.x == (32, 64, 96, 128, 160, 192)
+        assert panel.title == "device per call"
+        assert plot.caption.subtitle.startswith("device, device/graph per call")
+
+
+def test_predicted_device_times_are_not_drawn_beside_latencies(
+    build: Builder, tmp_path: Path
+) -> None:
+    axes = [{"algorithm": "default"}, {"algorithm": "fft"}]
+    sizes = range(224, 385, 32)
+    both = [build.point(1e-3, size=size, kinds=("device", "latency")) for size in sizes]
+    alone = [build.point(1e-3, size=size) for size in sizes]
+    line = {
+        "predicted": {"phase": "inference", "input_size": [240, 240], "batch_size": 1},
+        "precision": "fp32",
+        "unit": "seconds",
+        "source": "interpolated",
+        "value": 1.2e-3,
+        "low": 1.1e-3,
+        "high": 1.3e-3,
+    }
+    for number in range(2):
+        details = tmp_path / str(number) / "details"
+        details.mkdir(parents=True)
+        (details / "predicted.jsonl").write_text(json.dumps(line))
+    plot = sweep_plots.plot(SweepAnalysis.of(*build.sweep(axes, [both, alone])), tmp_path)
+    assert isinstance(plot, Chart)
+    assert plot.panels[0].title == "latency per call"
+    assert {line.label: list(line.predicted) for line in plot.panels[0].lines} == {
+        "default": [],
+        "fft": [240],
+    }
+
+
 def test_nine_lines_differ_in_color_or_dash() -> None:
     assert len({drawing._look_of(place)[::2] for place in range(9)}) == 9
 
