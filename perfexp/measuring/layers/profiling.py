@@ -46,8 +46,8 @@ _HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.5, 1e-3
 #: Growth of the factor after a round with a starved call.
 _HOLD_GROWS = 2.0
 #: Maximum number of rounds in a row without a call issued in time; then the queue is no longer
-#: held.
-_MOST_FAILED_ROUNDS = 3
+#: held. Nor is it for calls that take longer to issue: one that allocates waits for the device.
+_MOST_FAILED_ROUNDS, _MOST_HOLD_SECONDS = 3, 2.0
 #: Maximum share of unknown or missing kernel time in a graph; beyond it, the graph is another call.
 _MOST_UNMATCHED = 0.01
 #: Harmless warning at the start of each profile.
@@ -169,23 +169,26 @@ class _Rounds:
         """
         self._discard_first()
         issue_seconds = self._issue_seconds()
-        at_once = min(
-            samples_in_queue(
-                self._call, self.device, most=_MOST_AT_ONCE, hold_seconds=4 * issue_seconds
-            ),
-            calls,
-        )
+        most_factor, at_once = _MOST_HOLD_SECONDS / issue_seconds, 0
+        if most_factor > _HOLD_FACTOR:
+            at_once = samples_in_queue(
+                self._call,
+                self.device,
+                most=min(_MOST_AT_ONCE, calls),
+                hold_seconds=min(4 * issue_seconds, _MOST_HOLD_SECONDS),
+            )
         usable: list[CallTimes] = []
         factor, failed_rounds, starved = _HOLD_FACTOR, 0, 0
         while len(usable) < calls and at_once and failed_rounds < _MOST_FAILED_ROUNDS:
-            count = min(at_once, calls - len(usable))
+            count = min(at_once, calls - len(usable), max(1, int(most_factor / factor)))
             hold_seconds = factor * count * issue_seconds + _HOLD_EXTRA_SECONDS
             in_time = [call for call in self._round(count, hold_seconds) if not call.starved]
             usable += in_time
             starved += count - len(in_time)
             failed_rounds = 0 if in_time else failed_rounds + 1
             if len(in_time) < count:
-                factor, at_once = factor * _HOLD_GROWS, max(1, len(in_time))
+                factor = min(factor * _HOLD_GROWS, most_factor)
+                at_once = max(1, len(in_time))
         if usable:
             return times_of(usable, TimeSource.queue, starved)
         return times_of(self._profile_unheld(calls), TimeSource.unheld, starved)

@@ -212,6 +212,22 @@ def test_a_call_that_never_fits_is_taken_unheld_and_says_so(monkeypatch):
     assert sum(sum(row.gap_seconds) for row in times.rows) > 0
 
 
+def test_a_call_that_takes_seconds_to_issue_is_not_held(monkeypatch):
+    machine = Machine(slower=1.0, enqueue_seconds=0.5)  # four launches
+    times = profiled(monkeypatch, machine)
+    assert times.method is TimeSource.unheld
+    assert times.calls == 10
+    assert machine.rounds == []
+
+
+def test_all_calls_of_a_round_are_held_for_two_seconds_at_most(monkeypatch):
+    machine = Machine(slower=1.0, enqueue_seconds=0.1)
+    times = profiled(monkeypatch, machine)
+    assert times.method is TimeSource.queue
+    assert times.calls == 10
+    assert 1 < max(machine.rounds) < 2.01
+
+
 def captured(machine, names, *, data=True):
     """Makes the step one whose call launches these kernels at once, and maybe copies its data before."""
 
