@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import import_module, metadata, util
 from typing import Any
 
 import torch
 
-from perfexp.convolution.kernels.launch import LaunchPlan, Layout, TensorConvolution, fastest
+from perfexp.convolution.kernels.launch import Choices, LaunchPlan, Layout, TensorConvolution
 from perfexp.convolution.portable.algorithms import ALGORITHMS as PORTABLE
 from perfexp.convolution.portable.algorithms import is_channels_last, misfit
 from perfexp.convolution.portable.geometry import Convolution
@@ -84,12 +84,13 @@ def compute(
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
             return compute(name, inputs, weight, convolution)
-    of_inputs = (inputs.shape, inputs.stride(), inputs.dtype, device)
-    of_weight = (weight.shape, weight.stride(), weight.dtype, weight.device)
-    key = (name, *of_inputs, *of_weight, convolution, _uses_tf32(name, inputs))
-    plan = _plans.get(key)
+    of_inputs = (tuple(inputs.shape), inputs.stride(), inputs.dtype)
+    of_weight = (tuple(weight.shape), weight.stride(), weight.dtype)
+    shape = (name, *of_inputs, *of_weight, convolution, _uses_tf32(name, inputs))
+    plan = _plans.get((device, weight.device, shape))
     if plan is None:
-        plan = _choose(key, inputs, weight, plans(name, inputs, weight, convolution))
+        candidates = plans(name, inputs, weight, convolution)
+        plan = _choose(shape, inputs, weight, candidates)
     return plan(inputs, weight)
 
 
@@ -141,9 +142,9 @@ def plans(
 
 
 def _choose(
-    key: Any, inputs: torch.Tensor, weight: torch.Tensor, candidates: Sequence[LaunchPlan]
+    shape: object, inputs: torch.Tensor, weight: torch.Tensor, candidates: Sequence[LaunchPlan]
 ) -> LaunchPlan:
-    """Return the fastest plan and remember it.
+    """Return the fastest plan and remember it, for later processes, too.
 
     Under deterministic algorithms it is the first plan, so that all processes get the same results.
     """
@@ -152,9 +153,15 @@ def _choose(
     if is_timed and not torch.are_deterministic_algorithms_enabled():
         if torch.cuda.is_current_stream_capturing():
             return plan  # timing is impossible during a capture
-        plan = fastest(candidates, inputs, weight)
-    _plans[key] = plan
+        plan = _choices(inputs.device.index).fastest(shape, candidates, inputs, weight)
+    _plans[inputs.device, weight.device, shape] = plan
     return plan
+
+
+@cache
+def _choices(index: int) -> Choices:
+    """Return the choices for a device with this software."""
+    return Choices((torch.cuda.get_device_name(index), torch.__version__, _version()))
 
 
 def _uses_tf32(name: str, inputs: torch.Tensor) -> bool:

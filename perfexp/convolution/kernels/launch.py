@@ -5,7 +5,10 @@ A program is one block of threads; the grid is the number of programs in three d
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
@@ -14,6 +17,7 @@ import torch
 
 from perfexp.convolution.portable.geometry import Convolution
 from perfexp.devices.cuda import CudaDevice
+from perfexp.host.cache import cache_folder
 from perfexp.timing.turns import Turn
 
 #: Limit for 32-bit offsets, with room for the last tile's overhang.
@@ -124,7 +128,7 @@ class Launch:
         warps: int = 4,
         stages: int = 1,
     ) -> None:
-        self.constants = constants
+        self.constants, self.warps = constants, warps
         self._kernel, self._grid, self._rest = kernel, grid, (*numbers, *constants)
         self._options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
         self._compiled: Any = None
@@ -173,6 +177,49 @@ class LaunchPlan:
         if self.launch is not None:
             self.launch(inputs, weight, outputs)
         return outputs
+
+
+class Choices:
+    """The fastest plans by shape, as all processes of this user have found them so far.
+
+    A process reads them once, from lines of a file in the user's cache, and appends its own.
+
+    Args:
+        software: device and versions, for which the choices hold.
+    """
+
+    def __init__(self, software: object) -> None:
+        self.path = cache_folder("kernels") / f"{_digest(software)}.jsonl"
+        self._places: dict[str, int] = {}
+        with suppress(OSError):
+            for line in self.path.read_bytes().splitlines():
+                with suppress(ValueError, TypeError):  # a damaged line
+                    key, place = json.loads(line)
+                    self._places[key] = int(place)
+
+    def fastest(
+        self, shape: object, plans: Sequence[LaunchPlan], inputs: torch.Tensor, weight: torch.Tensor
+    ) -> LaunchPlan:
+        """Return the plan that was the fastest before; without one, time all plans.
+
+        Args:
+            shape: algorithm, layouts and data types, on which the plans depend.
+        """
+        launches = [launch for plan in plans if (launch := plan.launch)]
+        key = _digest((shape, [(launch.constants, launch.warps) for launch in launches]))
+        place = self._places.get(key, -1)
+        if not 0 <= place < len(plans):
+            place = self._places[key] = plans.index(fastest(plans, inputs, weight))
+            with suppress(OSError):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with self.path.open("a") as file:
+                    file.write(json.dumps([key, place]) + "\n")
+        return plans[place]
+
+
+def _digest(value: object) -> str:
+    """Return a short hash of a value's text."""
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
 
 
 def fastest(plans: Sequence[LaunchPlan], inputs: torch.Tensor, weight: torch.Tensor) -> LaunchPlan:

@@ -206,6 +206,34 @@ def test_plans_are_timed_on_the_device_without_host_waits(monkeypatch):
     assert launch.fastest([long, short], inputs, None) is short
 
 
+def test_the_fastest_plan_is_timed_once_for_all_processes(monkeypatch, tmp_path):
+    timed = []
+
+    def last(plans, *_):
+        timed.append(plans)
+        return plans[-1]
+
+    def plans_of(*warps):
+        return [SimpleNamespace(launch=SimpleNamespace(constants=(), warps=one)) for one in warps]
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(launch, "fastest", last)
+
+    def chosen(shape, *warps, software=("H200", "2.11")):
+        choices = launch.Choices(software)  # as a new process
+        return choices.fastest(shape, plans_of(*warps), None, None).launch.warps, choices.path
+
+    assert chosen("a", 2, 4)[0] == chosen("a", 2, 4)[0] == 4
+    assert len(timed) == 1
+    chosen("b", 2, 4)
+    chosen("a", 4, 8)
+    _, path = chosen("a", 2, 4, software=("H100", "2.11"))
+    assert len(timed) == 4
+    path.write_bytes(b'\xff\n[1]\n["a", "x"]\n' + path.read_bytes()[:-5])
+    assert chosen("a", 2, 4, software=("H100", "2.11"))[0] == 4
+    assert len(timed) == 5
+
+
 def test_later_launches_are_of_what_the_first_compiled():
     calls = []
 
