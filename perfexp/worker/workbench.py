@@ -25,6 +25,7 @@ from perfexp.devices.cpu import CpuDevice
 from perfexp.doctor import environment
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host import host_turns
+from perfexp.host.cache import cache_folder
 from perfexp.host.files import disk_error, write_atomically
 from perfexp.models import Attention
 from perfexp.plan import config, plan_fields, prerequisites
@@ -363,7 +364,9 @@ class Workbench:
 
         target = getattr(config.build(self.plan.stopping), "target", None)
         rules = rules_for(window_seconds=self.plan.probes.energy_seconds, target=target)
-        return EnergyProcedure(device=self.device, detected=meters, rules=rules)
+        return EnergyProcedure(
+            device=self.device, detected=meters, cache=cache_folder("idle"), rules=rules
+        )
 
     def write_environment(self, further: Sequence[Diagnostic] = (), **extra: Any) -> None:
         """Write this process's facts and diagnostics to the environment file.

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,6 +30,7 @@ from perfexp.devices.meters.energy_metrics import (
 )
 from perfexp.devices.meters.track import Track
 from perfexp.devices.meters.watch import Beside, Feeder, Rules, Watch, threaded
+from perfexp.host.cache import JsonCache
 from perfexp.records import diagnostics, quantities
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.quantities import member
@@ -39,9 +42,11 @@ from perfexp.timing.collecting import Call, undisturbed
 _WORKED_SHARE = 0.5
 #: Pause before the windows of an idle power that follows calls, and their maximum length.
 _REST_SECONDS, _REST_WINDOW_SECONDS = 1.0, 1.0
-#: How long an idle power that follows calls holds for later points. On an H200 it stayed within
-#: 1.3 % for twelve minutes of measurements.
-_IDLE_SECONDS = 60.0
+#: How long an idle power that follows calls holds for later points and processes. On an H200 it
+#: stayed within 1.3 % for twelve minutes of measurements.
+_IDLE_SECONDS = 120.0
+#: Key of the last idle power in its cache.
+_IDLE = "idle"
 #: After this many points in a row with a counter and an integral that disagree, later points no
 #: longer wait for agreement.
 _MOST_DISAGREED = 2
@@ -94,12 +99,37 @@ class Plateau:
         return product(self.power.mean_watts, self.call_seconds)
 
 
+class _Earlier(msgspec.Struct):
+    """Idle power that another process measured, in watts.
+
+    Attributes:
+        time: end of its windows, in seconds of the host's clock.
+        content: facts of the meters.
+    """
+
+    time: float
+    watts: float
+    half_width: float | None
+    content: list[dict[str, Any]]
+    doubts: tuple[Diagnostic, ...] = ()
+
+    @property
+    def mean_watts(self) -> Reading:
+        """Return the power with its interval."""
+        return Reading(self.watts, half_width=self.half_width)
+
+    def facts(self) -> list[dict[str, Any]]:
+        """Return the facts, as of a `Power`."""
+        return self.content
+
+
 @dataclass(kw_only=True)
 class EnergyProcedure:
     """Measures the energy of calls, point by point.
 
     Attributes:
         detected: meters of the device, or of all ranks' devices.
+        cache: folder for the last idle power of these meters; None to measure it always.
         rules: lengths of plateaus and windows.
         sleep: waits on the host for some seconds.
         beside: reads the meters in a thread while the device is kept busy.
@@ -107,22 +137,33 @@ class EnergyProcedure:
 
     device: Device
     detected: DeviceMeters
+    cache: Path | None = None
     rules: Rules = field(default_factory=Rules)
     sleep: Callable[[float], None] = time.sleep
     beside: Beside = threaded
     #: Idle powers in order: before the first point, then after points.
-    _idle: list[Power] = field(default_factory=list)
+    _idle: list[Power | _Earlier] = field(default_factory=list)
     _idle_time: float = 0.0
     #: Interval between ticks of each meter's counter, by meter name.
     _tick_seconds: dict[str, float] = field(default_factory=dict)
     #: Points in a row with a counter and an integral that disagree.
     _disagreed: int = 0
 
-    def idle(self) -> Power | None:
+    def __post_init__(self) -> None:
+        """Open the cache of these meters."""
+        meters = {"meters": [meter.name for meter in self.detected.meters]}
+        self._stored = JsonCache(self.cache, meters) if self.cache and meters["meters"] else None
+
+    def idle(self) -> Power | _Earlier | None:
         """Return the power of the idle device before any measurement; None without a meter.
 
-        It is measured at the first request.
+        It is measured at the first request, unless another process has just done so.
         """
+        if not self._idle and self._stored:
+            with suppress(msgspec.ValidationError):
+                earlier = msgspec.convert(self._stored.find(_IDLE), _Earlier)
+                if 0 <= self._now() - earlier.time < _IDLE_SECONDS:
+                    self._idle.append(earlier)
         if not self._idle and self.detected.meters:
             self._measure_idle(self.rules)
         return self._idle[0] if self._idle else None
@@ -130,7 +171,7 @@ class EnergyProcedure:
     def rest(self) -> None:
         """Measure the idle power again, after a pause for the power to settle.
 
-        One that follows earlier calls serves for a minute.
+        One that follows earlier calls serves for two minutes.
         """
         if len(self._idle) > 1 and self._now() - self._idle_time < _IDLE_SECONDS:
             return
@@ -143,9 +184,14 @@ class EnergyProcedure:
         """Measure the power of the idle device and add it to the idle powers."""
         self.device.synchronize()
         tracks = self._tracks()
-        self._idle.append(Power(Watch(tracks, self._now, rules).run(self.sleep), tracks))
+        power = Power(Watch(tracks, self._now, rules).run(self.sleep), tracks)
+        self._idle.append(power)
         self._idle_time = self._now()
         self._remember(tracks)
+        watts = power.mean_watts
+        if self._stored and watts.value is not None and not power.doubts:
+            earlier = _Earlier(self._idle_time, watts.value, watts.half_width, power.facts())
+            self._stored.add(_IDLE, msgspec.to_builtins(earlier))
 
     def plateau(self, call: Call, worked_seconds: float = 0.0) -> Plateau | None:
         """Keep the device busy with calls, and measure their power and pace; None without a meter.
@@ -235,7 +281,7 @@ class EnergyProcedure:
         facts = {"meters": power.facts(), "idle": idle[0].facts()}
         if len(idle) > 1:
             facts["idle_last"] = idle[-1].facts()
-        others = [("idle power", item) for item in idle]
+        others: list[tuple[str, Power | _Earlier]] = [("idle power", item) for item in idle]
         if isinstance(queued, Plateau):
             facts["queued"] = queued.power.facts()
             others.append(("pace of the device", queued.power))
@@ -383,7 +429,9 @@ def _window_metrics(plateau: Plateau) -> list[Metric]:
     return metrics
 
 
-def _merge_diagnostics(power: Power, others: Sequence[tuple[str, Power]]) -> list[Diagnostic]:
+def _merge_diagnostics(
+    power: Power, others: Sequence[tuple[str, Power | _Earlier]]
+) -> list[Diagnostic]:
     """Return a power's diagnostics, and diagnostics that only others have, with their names.
 
     Args:

@@ -76,11 +76,12 @@ def meter_of(device, curve, **script):
     return FakeMeter(now_of(device), curve, spend=turns_of(device).spend, **script)
 
 
-def procedure(device, *meters, rules=None, **found):
+def procedure(device, *meters, rules=None, cache=None, **found):
     found = found.get("found") or DeviceMeters(meters=meters)
     return EnergyProcedure(
         device=device,
         detected=found,
+        cache=cache,
         rules=rules or Rules(),
         sleep=partial(device.launch, 0.0),
         beside=turns_of(device),
@@ -323,6 +324,34 @@ def test_a_meter_that_breaks_the_asking_is_not_waited_for():
     meter.energy_joules = lambda: "no reading"
     with pytest.raises(AttributeError):
         measuring.measure(lambda: None, images_per_call=1)
+
+
+def test_a_later_process_takes_an_idle_power_of_two_minutes(tmp_path):
+    device = Logged(enqueue_seconds=10e-6)
+
+    def idle_watts(watts, name="board"):
+        """As a new process, with the idle power that its meter shows."""
+        meter = meter_of(device, Load(device, 300.0, watts), name=name)
+        measuring = procedure(device, meter, cache=tmp_path)
+        begun = device.now_ns()
+        power = measuring.idle()
+        taken = (device.now_ns() - begun) * 1e-9
+        found = measuring.measure(launching(device, 1e-3), images_per_call=1)
+        assert found.facts["idle"] == power.facts()
+        net = values(found)["net_per_call_joules"]
+        assert net == pytest.approx(0.3 - 1e-3 * power.mean_watts.value, rel=0.01)
+        return power.mean_watts.value, taken
+
+    watts, taken = idle_watts(100.0)
+    assert watts == pytest.approx(100.0, rel=0.01)
+    assert taken > 1
+    assert idle_watts(90.0) == (watts, pytest.approx(0, abs=1e-3))
+    assert idle_watts(90.0, "another board")[0] == pytest.approx(90.0, rel=0.01)
+    device.launch(0.0, 121.0)
+    assert idle_watts(90.0)[0] == pytest.approx(90.0, rel=0.01)
+    for file in tmp_path.glob("*.json"):
+        file.write_text('{"findings": {"idle": {"time": 0}}}')
+    assert idle_watts(80.0)[0] == pytest.approx(80.0, rel=0.01)
 
 
 @pytest.mark.parametrize("launches", [1, 300, 900, 3000])

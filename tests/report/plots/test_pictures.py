@@ -486,7 +486,7 @@ def test_campaign_draws_what_its_sparse_runs_predicted(build: Builder, tmp_path:
     assert (position, interval.low, interval.high) == (240, 1.1e-3, 1.3e-3)
 
 
-def test_a_size_that_a_curve_of_the_model_lacks_has_no_fastest_line(build: Builder) -> None:
+def test_a_size_that_a_curve_lacks_has_no_fastest_line(build: Builder) -> None:
     axes = [{"algorithm": name} for name in ("default", "fft", "winograd")]
     axes = [{"model": model, **each} for model in ("vgg16", "alexnet") for each in axes]
     points = []
