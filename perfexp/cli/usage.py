@@ -131,7 +131,7 @@ def text(folders: Sequence[Path], arguments: Sequence[str] = ()) -> str:
 
 
 def _topic(topic: str, options: Mapping[str, Mapping[str, Path]], conf: Path) -> str:
-    """Return the meaning of a key, a diagnostic's code, or a table term.
+    """Return the meaning of a key, an option, a diagnostic's code, or a table term.
 
     Raises:
         UserError: the topic is something else.
@@ -150,11 +150,15 @@ def _topic(topic: str, options: Mapping[str, Mapping[str, Path]], conf: Path) ->
         meaning = f"{topic} ({rule.severity}): {meanings()[topic]}"
         lines = (meaning, *remedies, "All codes: docs/reference/diagnostics.md")
         return "\n".join(textwrap.fill(line, _WIDTH, subsequent_indent="  ") for line in lines)
+    for group, files in sorted(options.items()):
+        if topic in files:
+            line = f"{group}={topic}: {comment_of(files[topic])}"
+            key_lines.append(textwrap.fill(line, _WIDTH, subsequent_indent="  "))
     if key_lines:
         return "\n".join(key_lines)
     suggestion = did_you_mean(topic, (*COMMANDS, *DIAGNOSTICS, *TERMS, *keys.lines(conf)))
     parts = (
-        f"'{topic}' is not a command, a key, a code or a term.",
+        f"'{topic}' is not a command, a key, an option, a code or a term.",
         suggestion,
         "perfexp help lists commands, perfexp help keys all keys, "
         "docs/reference/metrics.md the metrics.",

@@ -137,7 +137,9 @@ def check(
     other = [change.text for change in changes if not change.total]
     unknown: list[str] = []
     word, code = "failed", 1
-    if not failed:
+    if failed:
+        other += short  # series without an answer
+    else:
         required = sides.words([metric or ""])
         unknown = [*_unknown(compared, required, allow_undecided=allow_undecided), *short]
         word, code = ("not decided", 2) if unknown else ("passed", 0)

@@ -376,12 +376,12 @@ def _have_a_pair(first: Side, other: Side) -> bool:
 
 
 def _text(pairs: Sequence[Compared]) -> str:
-    """Describe a run's pairs: ratio and verdict of a single pair, otherwise counts by verdict."""
+    """Describe a run's pairs: ratio and verdict of a single pair, otherwise counts of points."""
     if len(pairs) == 1:
         return f"{ratio_of_times(pairs[0])} {comparison_table.verdict_of(pairs[0])}"
     by_verdict = sorted(pairs, key=lambda pair: list(Verdict).index(pair.verdict))
     counts = Counter(map(comparison_table.verdict_of, by_verdict))
-    return ", ".join(f"{count} {text}" for text, count in counts.items())
+    return ", ".join(f"{text} at {count}" for text, count in counts.items())
 
 
 def ratio_of_times(pair: Compared) -> str:

@@ -37,11 +37,17 @@ from perfexp.records.algorithm_plan import AlgorithmPlan, read
 _REMEDY = "measure here, or pass remeasure=True (--remeasure)"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Planned(Support):
-    """The engines of a plan for one layer, by input shape and data type; otherwise torch's own."""
+    """The engines of a plan for one layer, by input shape and data type; otherwise torch's own.
 
+    Attributes:
+        used: names of the layers that got an engine so far, of all layers.
+    """
+
+    name: str
     engines: Mapping[tuple[tuple[int, ...], str], Mapping[str, str]]
+    used: set[str]
 
     def candidate(self, pass_type: Pass, problem: Problem) -> PassChoice:
         """Return the plan's engine for one pass, or torch's own if it is missing or impossible."""
@@ -53,6 +59,7 @@ class _Planned(Support):
             check_engine(problem, pass_type, engine)
         except (CudnnError, KeyError, ValueError):  # a file may contain anything
             return PassChoice()
+        self.used.add(self.name)
         return PassChoice(engine=engine)
 
 
@@ -61,14 +68,17 @@ class Applied:
 
     It has the methods of an `AppliedAlgorithm` that timing a module against torch needs.
 
+    Attributes:
+        used: names of the convolution layers that got an engine of the plan so far.
+
     Args:
         contexts: functions that return contexts; each applies a part of the plan while entered.
     """
 
     name = "plan"
 
-    def __init__(self, device: Device, contexts: list[Any]) -> None:
-        self.device, self._contexts = device, contexts
+    def __init__(self, device: Device, contexts: list[Any], used: set[str]) -> None:
+        self.device, self._contexts, self.used = device, contexts, used
         self._stack = ExitStack()
         self._install()
 
@@ -153,9 +163,11 @@ def _applied(
     if differences and not remeasure:
         raise UserError(f"The plan is for {', '.join(differences)}: {_REMEDY}.")
     contexts: list[Any] = []
-    if plan.layers:
-        by_layer = partial(_raced if differences else _planned, module, plan, device)
-        contexts.append(by_layer)
+    used: set[str] = set()
+    if plan.layers and differences:
+        contexts.append(partial(_raced, module, device))
+    elif plan.layers:
+        contexts.append(partial(_planned, module, plan, used))
     if plan.attention:
         stored = {
             (entry.name, entry.dtype, "backward" in entry.passes): entry.passes.get(
@@ -171,12 +183,12 @@ def _applied(
             Attention.fastest, device, compiled=True, stored=None if differences else stored
         )
         contexts.append(backends.applied)
-    return Applied(device, contexts)
+    return Applied(device, contexts, used)
 
 
 @contextmanager
-def _planned(module: torch.nn.Module, plan: AlgorithmPlan, _: Device) -> Iterator[None]:
-    """Let the plan's engines compute the module's layers while entered.
+def _planned(module: torch.nn.Module, plan: AlgorithmPlan, used: set[str]) -> Iterator[None]:
+    """Let the plan's engines compute the module's layers while entered; `used` gets their names.
 
     Raises `UserError` if the module has no 2-D convolution with a layer's name.
     """
@@ -190,15 +202,15 @@ def _planned(module: torch.nn.Module, plan: AlgorithmPlan, _: Device) -> Iterato
         by_inputs = engines.setdefault(layer.name, {})
         by_inputs.setdefault((layer.input_shape, layer.dtype), {}).update(layer.passes)
     installed = [
-        Layer(name, children[name], "plan", [_Planned(engines=layer_engines)], lambda *_: None)
-        for name, layer_engines in engines.items()
+        Layer(name, children[name], "plan", [_Planned(name, of_layer, used)], lambda *_: None)
+        for name, of_layer in engines.items()
     ]
     with all_installed(installed):
         yield
 
 
 @contextmanager
-def _raced(module: torch.nn.Module, _: AlgorithmPlan, device: Device) -> Iterator[None]:
+def _raced(module: torch.nn.Module, device: Device) -> Iterator[None]:
     """Let `algorithm=fastest` compute the module while entered; the plan is not used."""
     session: Any = SimpleNamespace(module=module, device=device, discard_compiled=lambda: None)
     with Forced(name="fastest").applied(session):

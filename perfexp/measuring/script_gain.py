@@ -12,6 +12,7 @@ from perfexp.errors import UserError
 from perfexp.measuring.baselines import gain
 from perfexp.measuring.user_functions import load
 from perfexp.models import modules
+from perfexp.records.algorithm_plan import read
 from perfexp.records.subject import one_line
 from perfexp.statistics.estimators import Interval
 
@@ -42,5 +43,15 @@ def gain_in_script(plan: Path, place: str, *, remeasure: bool = False) -> tuple[
         call()
     except Exception as error:  # of the user's code
         raise UserError(f"{place} fails: {type(error).__name__}: {one_line(str(error))}") from error
+    planned = read(plan)
     with apply(module, plan, remeasure=remeasure) as applied:
+        call()
+        if planned.layers and not (planned.attention or remeasure or applied.used):
+            layer = planned.layers[0]
+            shape = "×".join(map(str, layer.input_shape))
+            raise UserError(
+                f"{place} calls no layer of the plan with its input shape and type (such as "
+                f"{layer.name} with {shape} {layer.dtype}): the plan changes nothing. Measure a "
+                "run with this input_size, batch_size and precision."
+            )
         return applied.device.name, gain(applied, call)

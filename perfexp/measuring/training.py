@@ -52,7 +52,10 @@ def can_evaluate(session: Session, data: Data) -> bool:
 
 def no_accuracy(session: Session, data: Data) -> Metric:
     """Return a missing accuracy, for a model with other classes than the labels."""
-    reason = f"the model has {session.num_classes} classes, the labels {data.num_classes}"
+    reason = (
+        f"the model has {session.num_classes} classes, the labels {data.num_classes}; "
+        f"set model.num_classes={data.num_classes}"
+    )
     return Metric.of(ACCURACY, None, reason=reason)
 
 

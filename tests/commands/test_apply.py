@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -109,8 +110,21 @@ def test_the_plan_computes_the_timed_module(script, plan, monkeypatch):
         return Interval(value=1.0, low=0.9, high=1.1)
 
     monkeypatch.setattr(script_gain, "gain", gain)
-    assert script_gain.gain_in_script(plan(), f"{script}:of_tensor")[1].value == 1
+    assert script_gain.gain_in_script(Path(plan()), f"{script}:of_tensor")[1].value == 1
     assert patched == ["plan"]
+
+
+@pytest.mark.parametrize(
+    "layer", [{"input_shape": [1, 3, 9, 9]}, {"dtype": "float16"}, {"passes": {"forward": "no"}}]
+)
+def test_a_plan_of_other_shapes_is_refused(script, plan, capsys, layer):
+    passes = {"forward": "torch.gemm"}
+    own = {"name": "first", "input_shape": [1, 3, 8, 8], "dtype": "float32", "passes": passes}
+    code, printed = run(capsys, plan(layers=[own | layer]), "--check", f"{script}:of_tensor")
+    assert (code, printed.out) == (2, "")
+    assert "the plan changes nothing" in printed.err
+    code, _ = run(capsys, plan(layers=[own | layer, own]), "--check", f"{script}:of_tensor")
+    assert code in (0, 1)
 
 
 @pytest.mark.parametrize(

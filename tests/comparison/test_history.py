@@ -165,6 +165,12 @@ def test_a_short_history_has_no_answer(runs, checked):
     assert (code, lines) == (2, [f"--history: at most {runs} comparable runs, 10 are needed"])
 
 
+def test_a_short_history_is_told_beside_a_regression(checked):
+    code, lines, _ = checked(noisy(stepped(1.2, at=5, runs=8)))
+    assert (code, lines[-1].split()[1]) == (1, "SLOWER")
+    assert lines[0] == "--history: at most 8 comparable runs, 10 are needed"
+
+
 def test_a_measure_that_no_run_has_gives_no_answer(checked):
     code, lines, _ = checked(noisy(np.ones(12)), "--metric", "energy")
     assert code == 2

@@ -272,8 +272,8 @@ def test_of_several_points_the_verdicts_are_counted():
         SweepAnalysis.of(*swept([1.0, 1.0, 1.0], [0.8, 0.8, 1.2], [0.9, 0.7, 1.0]))
     )
     assert found.ratios == {
-        (1, "inference"): "2 ▲ FASTER, 1 ▼ SLOWER",
-        (2, "inference"): "2 ▲ FASTER, 1 = SAME",
+        (1, "inference"): "▲ FASTER at 2, ▼ SLOWER at 1",
+        (2, "inference"): "▲ FASTER at 2, = SAME at 1",
     }
     assert found.fastest == [
         "run 0: no other run is shown to be faster at 1 of 3 points",
@@ -412,7 +412,7 @@ def test_console_and_store_show_them():
     Console(out=out, err=out, width=80).show_sweep(SweepAnalysis.of(sweep, records), None)
     for text in (out.getvalue(), descriptions.of_sweep(SweepAnalysis.of(sweep, records))):
         assert "device / run 0" in text
-        assert "1 ▲ FASTER, 1 ▼ SLOWER" in text
+        assert "▲ FASTER at 1, ▼ SLOWER at 1" in text
         assert "run 1: fastest at 1 of 2 points" in text
 
 

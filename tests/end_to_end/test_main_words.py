@@ -142,10 +142,19 @@ def test_each_option_of_a_group_is_explained(group, capsys):
     assert [line for line in capsys.readouterr().out.splitlines() if len(line.split()) < 3] == []
 
 
+@pytest.mark.parametrize("option", ["sweep=sparse", "experiment=time_to_accuracy", "algorithm=fft"])
+def test_help_explains_the_name_of_an_option(option, capsys):
+    group, _, name = option.partition("=")
+    assert dispatch(["help", name]) == 0
+    comment = (conf_dir() / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"{option}: {next(line for line in comment if 'package' not in line)[2:]}" in text
+
+
 def test_help_on_an_unknown_word_suggests_the_nearest_name(capsys):
     assert dispatch(["help", "busyhost"]) == 2
     assert (
-        "'busyhost' is not a command, a key, a code or a term. Did you mean busy_host?"
+        "'busyhost' is not a command, a key, an option, a code or a term. Did you mean busy_host?"
         in capsys.readouterr().err
     )
 
