@@ -446,7 +446,7 @@ Measure. Your overrides choose group options and set keys; see [Configuration ke
 | Exit code | Meaning |
 |---|---|
 | 0 | Everything was measured. |
-| 1 | A measurement or a profile did not end well (`failed`, `oom`, `unsupported`, …), or another precision or algorithm ran. |
+| 1 | A measurement or a profile did not end well (`failed`, `oom`, `unsupported`, …). |
 | 2 | Usage or configuration error. |
 | 3 | Everything was measured, but not sent to MLflow. The record is on disk. |
 | 130 | Interrupted. Finished measurements are saved. |

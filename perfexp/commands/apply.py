@@ -41,7 +41,8 @@ def apply(
     """Measure how much faster a run's algorithms make your own program.
 
     Inputs are timed in forward passes without gradients, a function as it is. Shapes that the plan
-    lacks are left to torch. The exit code is 1 if the plan is slower.
+    lacks are left to torch. The exit code is 1 if the plan is slower, and 2 if it
+    has none of the shapes.
 
     Example: perfexp apply vgg16.json --check train.py:make
     """

@@ -135,11 +135,8 @@ def check(
         raise UserError(str(error)) from error  # exit code 1 means a regression
     failed = [*_failed(compared, reasons), *(change.text for change in changes if change.total)]
     other = [change.text for change in changes if not change.total]
-    unknown: list[str] = []
-    word, code = "failed", 1
-    if failed:
-        other += short  # series without an answer
-    else:
+    unknown, word, code = short, "failed", 1
+    if not failed:
         required = sides.words([metric or ""])
         unknown = [*_unknown(compared, required, allow_undecided=allow_undecided), *short]
         word, code = ("not decided", 2) if unknown else ("passed", 0)

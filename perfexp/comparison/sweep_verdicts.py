@@ -8,9 +8,10 @@ group at each point, and `time_ratios` gives ratios for plots.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 import msgspec
@@ -124,16 +125,18 @@ class _Contest:
             if self.wanted is None or _is_named(group, self.wanted):
                 self.baselines.setdefault(self.models[name], name)
         self.points: dict[tuple[str, Key], dict[str, int]] = {}
-        tried, counts = defaultdict[tuple[str, Key], set[str]](set), Counter[str]()
         for name, side in self.sides.items():
             for measurement in side.measurements:
-                model_point = self.models[name], _place(measurement.key)
-                tried[model_point].add(name)
                 if measurement.status is Status.OK and measurement.record.sweep:
-                    counts[name] += 1
+                    model_point = self.models[name], _place(measurement.key)
                     self.points.setdefault(model_point, {})[name] = measurement.record.sweep.job
-        self._tried = tried
-        self._curves = [name for name, count in counts.items() if count >= _CURVE]
+        #: Points that each group tried, of groups with a curve whose runs all left a record.
+        self._tried: dict[str, set[Key]] = {}
+        for name, group in self.groups.items():
+            rows = list(chain.from_iterable(analysis.rows for analysis in group.recorded))
+            is_curve = sum(row.status is Status.OK for row in rows) >= _CURVE
+            if is_curve and len(group.recorded) == len(group.runs):
+                self._tried[name] = {_place(row.key) for row in rows}
         #: Results of `against`, by baseline.
         self._known: dict[str, tuple[Sequence[Compared], float]] = {}
 
@@ -142,9 +145,10 @@ class _Contest:
 
         What its group would have measured there is unknown, and so is the fastest.
         """
-        model = self.models[name]
-        tried = self._tried[model, _place(key)]
-        return any(self.models[other] == model and other not in tried for other in self._curves)
+        return any(
+            self.models[other] == self.models[name] and _place(key) not in tried
+            for other, tried in self._tried.items()
+        )
 
     def job(self, name: str, key: Key) -> int:
         """Return the number of the group's run that measured a point."""

@@ -69,7 +69,8 @@ class Applied:
     It has the methods of an `AppliedAlgorithm` that timing a module against torch needs.
 
     Attributes:
-        used: names of the convolution layers that got an engine of the plan so far.
+        used: names of the convolution layers that got an engine of the plan so far; None if the
+            plan has more than these layers, or is raced again.
 
     Args:
         contexts: functions that return contexts; each applies a part of the plan while entered.
@@ -77,7 +78,7 @@ class Applied:
 
     name = "plan"
 
-    def __init__(self, device: Device, contexts: list[Any], used: set[str]) -> None:
+    def __init__(self, device: Device, contexts: list[Any], used: set[str] | None) -> None:
         self.device, self._contexts, self.used = device, contexts, used
         self._stack = ExitStack()
         self._install()
@@ -168,13 +169,11 @@ def _applied(
         contexts.append(partial(_raced, module, device))
     elif plan.layers:
         contexts.append(partial(_planned, module, plan, used))
-    if plan.attention:
-        stored = {
-            (entry.name, entry.dtype, "backward" in entry.passes): entry.passes.get(
-                "forward", "math"
-            )
-            for entry in plan.attention
-        }
+    stored = {
+        (entry.name, entry.dtype, "backward" in entry.passes): entry.passes.get("forward", "math")
+        for entry in plan.attention
+    }
+    if stored:
         if unknown := sorted(set(stored.values()) - set(BACKENDS)):
             raise UserError(
                 f"The plan names the attention backend {unknown[0]!r}, which is unknown."
@@ -183,7 +182,7 @@ def _applied(
             Attention.fastest, device, compiled=True, stored=None if differences else stored
         )
         contexts.append(backends.applied)
-    return Applied(device, contexts, used)
+    return Applied(device, contexts, used if plan.layers and not (differences or stored) else None)
 
 
 @contextmanager

@@ -43,15 +43,14 @@ def gain_in_script(plan: Path, place: str, *, remeasure: bool = False) -> tuple[
         call()
     except Exception as error:  # of the user's code
         raise UserError(f"{place} fails: {type(error).__name__}: {one_line(str(error))}") from error
-    planned = read(plan)
     with apply(module, plan, remeasure=remeasure) as applied:
-        call()
-        if planned.layers and not (planned.attention or remeasure or applied.used):
-            layer = planned.layers[0]
-            shape = "×".join(map(str, layer.input_shape))
-            raise UserError(
-                f"{place} calls no layer of the plan with its input shape and type (such as "
-                f"{layer.name} with {shape} {layer.dtype}): the plan changes nothing. Measure a "
-                "run with this input_size, batch_size and precision."
-            )
-        return applied.device.name, gain(applied, call)
+        found = gain(applied, call)
+    if applied.used == set():
+        layer = read(plan).layers[0]
+        shape = "×".join(map(str, layer.input_shape))
+        raise UserError(
+            f"{place} computes no layer by the plan: no input has a shape and type of the plan "
+            f"(such as {layer.name} with {shape} {layer.dtype}), or its engines can't compute it "
+            "here. Measure a run with this input_size, batch_size and precision."
+        )
+    return applied.device.name, found

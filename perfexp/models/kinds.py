@@ -267,8 +267,8 @@ class LanguageModel(Named):
         logits = outputs.logits
         if self._shifted:
             logits, targets = logits[:, :-1], targets[:, 1:]
-        if not torch.is_autocast_enabled(logits.device.type):  # it computes so without a copy
-            logits = logits.float()
+        # as Hugging Face does; autocast would round the logarithms to half precision
+        logits = logits.float()
         return cross_entropy(
             logits.flatten(0, 1), targets.flatten(), label_smoothing=label_smoothing
         )

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -29,7 +28,7 @@ from perfexp.prediction import corpus, lookup, predictions
 from perfexp.prediction.predictions import Forecast
 from perfexp.records import diagnostics, profile_summary, summary, units
 from perfexp.records.analysis import Analysis
-from perfexp.records.diagnostics import Diagnostic, Severity
+from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
 from perfexp.records.profile_keys import is_profile, profiled_key
 from perfexp.records.record import (
@@ -583,14 +582,10 @@ def _logged(paths: RunPaths) -> Iterator[None]:
 
 
 def exit_code(record: Record) -> int:
-    """Return 1 if a requested measurement or profile failed or is of something else, otherwise 0.
+    """Return 1 if a requested measurement or profile failed, otherwise 0.
 
-    For example, another algorithm than the requested one ran. Profiles from earlier commands do not
-    count. It is the run's part of the command's exit code.
+    Profiles from earlier commands do not count. It is the run's part of the command's exit code.
     """
-    doubts = chain(record.doubts, *(point.doubts for point in record.points))
-    if any(doubt.severity is Severity.ERROR for doubt in doubts):
-        return 1
     is_requested = bool(profiler_settings(record.plan.get("profiler") or {"name": "none"}))
     is_made = all(point.status is Status.OK for point in record.points if is_profile(point.key))
     if record.status is Status.OK and (is_made or not is_requested):

@@ -166,9 +166,10 @@ def test_a_short_history_has_no_answer(runs, checked):
 
 
 def test_a_short_history_is_told_beside_a_regression(checked):
-    code, lines, _ = checked(noisy(stepped(1.2, at=5, runs=8)))
-    assert (code, lines[-1].split()[1]) == (1, "SLOWER")
-    assert lines[0] == "--history: at most 8 comparable runs, 10 are needed"
+    runs, short = noisy(stepped(1.2, at=5, runs=8)), "at most 8 comparable runs, 10 are needed"
+    code, lines, _ = checked(runs)
+    assert (code, lines[0].split()[1], lines[1]) == (1, "SLOWER", f"--history: {short}")
+    assert json.loads("\n".join(checked(runs, "--json")[1]))["undecided"] == [lines[1]]
 
 
 def test_a_measure_that_no_run_has_gives_no_answer(checked):

@@ -282,6 +282,31 @@ def test_of_several_points_the_verdicts_are_counted():
     ]
 
 
+def test_the_fastest_at_a_point_is_of_all_curves():
+    for count, lines in (
+        (4, ["run 1: fastest at 1 of 4 points", "run 2: fastest at 3 of 4 points"]),
+        (5, ["run 2: fastest at 4 of 4 points"]),  # three points are no curve, four are
+    ):
+        sweep, records = swept(count * [1.0], count * [0.8], count * [0.7])
+        del records[2].points[-len(PROCESSES) :]
+        found = sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records))
+        assert found.fastest == lines
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_a_failed_run_of_a_curve_leaves_a_point_to_the_others(is_recorded):
+    batches = {"1": 1.0, "8": 1.0, "64": 1.0, "128": 1.0, "256": 1.0}
+    sweep, records = grid(
+        ({"algorithm": name, "batch_size": batch}, None if batch == "256" == last else factor)
+        for name, factor, last in (("default", 1.0, ""), ("gemm", 0.8, ""), ("fft", 0.9, "256"))
+        for batch in batches
+    )
+    if not is_recorded:
+        records.pop()
+    found = sweep_verdicts.of_sweep(SweepAnalysis.of(sweep, records))
+    assert found.fastest == ["algorithm=gemm: fastest at 5 of 5 points"]
+
+
 def last_words(found):
     return {job: text.split()[-1] for (job, _), text in found.ratios.items()}
 

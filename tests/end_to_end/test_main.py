@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 
 from perfexp.main import main
-from perfexp.records import diagnostics
 from perfexp.records.expected import Expected
 from perfexp.records.record import Record, Status, read_points
-from perfexp.run.job import exit_code
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 FIRST = ("model=fake", "gpu=fake", "tracking=none", "cold_start=true", "stopping=fixed")
@@ -358,12 +356,3 @@ def test_model_rejecting_its_inputs_gets_no_cold_start(run):
     progress, _, results = printed.partition("not measured")
     assert (progress.count("at least 64"), results.count("at least 64")) == (0, 1)
     assert "batch 1: unsupported\n" in progress
-
-
-@pytest.mark.parametrize("of_run", [True, False])
-def test_another_precision_than_requested_has_exit_code_1(make_record, of_run):
-    record = make_record()
-    assert exit_code(record) == 0
-    doubts = record.doubts if of_run else record.points[0].doubts
-    doubts.append(diagnostics.make("precision_unavailable", precision="fp16", reason="none"))
-    assert exit_code(record) == 1

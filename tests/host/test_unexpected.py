@@ -114,8 +114,10 @@ def test_unexpected_error_at_program_start_is_one_line(cache, monkeypatch, capsy
     from perfexp import __main__
 
     monkeypatch.setattr("perfexp.__main__.install_streams", lambda: None)
-    monkeypatch.setattr("perfexp.__main__.interrupts.ignore", lambda: None)  # in this process
+    ignored = []
+    monkeypatch.setattr("perfexp.__main__.interrupts.ignore", lambda: ignored.append(1))
     monkeypatch.setattr("perfexp.main.main", fail)
     monkeypatch.setattr("sys.argv", ["perfexp", "model=fake"])
     assert __main__.main() == 1
+    assert ignored == [1]
     line_of(capsys)

@@ -21,11 +21,18 @@ from typing import Any
 
 import torch
 
-from perfexp.convolution.kernels.launch import Choices, LaunchPlan, Layout, TensorConvolution
+from perfexp.convolution.kernels.launch import (
+    Choices,
+    LaunchPlan,
+    Layout,
+    TensorConvolution,
+    fastest,
+)
 from perfexp.convolution.portable.algorithms import ALGORITHMS as PORTABLE
 from perfexp.convolution.portable.algorithms import is_channels_last, misfit
 from perfexp.convolution.portable.geometry import Convolution
 from perfexp.models import tf32
+from perfexp.version import __version__
 
 #: Oldest Triton version with this launch interface.
 _OLDEST = (3, 3)
@@ -151,9 +158,13 @@ def _choose(
     plan = candidates[0]
     is_timed = inputs.device.type == "cuda" and len(candidates) > 1
     if is_timed and not torch.are_deterministic_algorithms_enabled():
-        if torch.cuda.is_current_stream_capturing():
-            return plan  # timing is impossible during a capture
-        plan = _choices(inputs.device.index).fastest(shape, candidates, inputs, weight)
+        time = partial(fastest, candidates, inputs, weight)
+        is_capturing = torch.cuda.is_current_stream_capturing()  # timing is impossible
+        choices = _choices(inputs.device.index)
+        found = choices.fastest(shape, candidates, None if is_capturing else time)
+        if found is None:
+            return plan
+        plan = found
     _plans[inputs.device, weight.device, shape] = plan
     return plan
 
@@ -161,7 +172,7 @@ def _choose(
 @cache
 def _choices(index: int) -> Choices:
     """Return the choices for a device with this software."""
-    return Choices((torch.cuda.get_device_name(index), torch.__version__, _version()))
+    return Choices((torch.cuda.get_device_name(index), torch.__version__, _version(), __version__))
 
 
 def _uses_tf32(name: str, inputs: torch.Tensor) -> bool:

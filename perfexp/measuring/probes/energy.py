@@ -45,8 +45,8 @@ _REST_SECONDS, _REST_WINDOW_SECONDS = 1.0, 1.0
 #: How long an idle power that follows calls holds for later points and processes. On an H200 it
 #: stayed within 1.3 % for twelve minutes of measurements.
 _IDLE_SECONDS = 120.0
-#: Key of the last idle power in its cache.
-_IDLE = "idle"
+#: Key of the last idle power in its cache, and Linux's identity of the time since the host's start.
+_IDLE, _BOOT = "idle", Path("/proc/sys/kernel/random/boot_id")
 #: After this many points in a row with a counter and an integral that disagree, later points no
 #: longer wait for agreement.
 _MOST_DISAGREED = 2
@@ -103,11 +103,13 @@ class _Earlier(msgspec.Struct):
     """Idle power that another process measured, in watts.
 
     Attributes:
-        time: end of its windows, in seconds of the host's clock.
+        time: end of its windows, in seconds of the host's clock, which all processes share.
+        window_seconds: length of the windows.
         content: facts of the meters.
     """
 
     time: float
+    window_seconds: float
     watts: float
     half_width: float | None
     content: list[dict[str, Any]]
@@ -150,9 +152,13 @@ class EnergyProcedure:
     _disagreed: int = 0
 
     def __post_init__(self) -> None:
-        """Open the cache of these meters."""
-        meters = {"meters": [meter.name for meter in self.detected.meters]}
-        self._stored = JsonCache(self.cache, meters) if self.cache and meters["meters"] else None
+        """Open the cache for these meters, until the host or the device's limits change."""
+        self._stored: JsonCache | None = None
+        if self.cache is not None and self.detected.meters:
+            with suppress(OSError):
+                meters = [meter.name for meter in self.detected.meters]
+                context = {"boot": _BOOT.read_text(), "meters": meters, **self.device.limits()}
+                self._stored = JsonCache(self.cache, context)
 
     def idle(self) -> Power | _Earlier | None:
         """Return the power of the idle device before any measurement; None without a meter.
@@ -162,7 +168,10 @@ class EnergyProcedure:
         if not self._idle and self._stored:
             with suppress(msgspec.ValidationError):
                 earlier = msgspec.convert(self._stored.find(_IDLE), _Earlier)
-                if 0 <= self._now() - earlier.time < _IDLE_SECONDS:
+                age = self._now() - earlier.time
+                if 0 <= age < _IDLE_SECONDS and earlier.window_seconds >= self.rules.window_seconds:
+                    for facts in earlier.content:
+                        facts["age_seconds"] = round(age, 1)
                     self._idle.append(earlier)
         if not self._idle and self.detected.meters:
             self._measure_idle(self.rules)
@@ -190,7 +199,13 @@ class EnergyProcedure:
         self._remember(tracks)
         watts = power.mean_watts
         if self._stored and watts.value is not None and not power.doubts:
-            earlier = _Earlier(self._idle_time, watts.value, watts.half_width, power.facts())
+            earlier = _Earlier(
+                time=self._idle_time,
+                window_seconds=rules.window_seconds,
+                watts=watts.value,
+                half_width=watts.half_width,
+                content=power.facts(),
+            )
             self._stored.add(_IDLE, msgspec.to_builtins(earlier))
 
     def plateau(self, call: Call, worked_seconds: float = 0.0) -> Plateau | None:
@@ -201,9 +216,10 @@ class EnergyProcedure:
             worked_seconds: time that the device has just worked on such calls; it replaces at most
                 half of the plateau.
         """
-        rests_now = not self._idle  # `idle` below measures, and the device cools meanwhile
-        if self.idle() is None:
+        is_first = not self._idle
+        if (idle := self.idle()) is None:
             return None
+        rests_now = is_first and isinstance(idle, Power)  # the device has cooled meanwhile
         tracks, plateau_seconds = self._tracks(), self.rules.plateau_seconds
         with undisturbed():
             if not rests_now:

@@ -209,7 +209,7 @@ def _line(axes: Any, line: ChartLine, factor: float) -> None:
     axes.errorbar(x, values, yerr=(values - low, high - values), fmt="none", ecolor=color, **caps)
     for reason in dict.fromkeys(filter(None, line.rough)):
         hollow = numpy.array(line.rough) == reason
-        look = {"markersize": 6, "markerfacecolor": "white", "zorder": 2.5, "label": f"≈ {reason}"}
+        look = {"markersize": 6, "markerfacecolor": "white", "zorder": 2.5, "label": reason}
         axes.plot(x[hollow], values[hollow], marker, color=color, **look)
     if line.predicted:
         predicted, least, most = _scaled(list(line.predicted.values()), factor)

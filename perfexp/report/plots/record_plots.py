@@ -18,7 +18,7 @@ from perfexp.records import wording
 from perfexp.records.analysis import Analysis
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.growth import Odd, odd_sizes, scalings
-from perfexp.records.point_times import DEVICE_TIMES, interval_of
+from perfexp.records.point_times import DEVICE_TIMES, GRAPH, interval_of
 from perfexp.records.quantities import ENERGY, PEAK_MEMORY, TIMES, time_title
 from perfexp.records.record import Key, Record
 from perfexp.records.rows import Row
@@ -241,9 +241,12 @@ def _panels(placed: Sequence[Placed], bands: _Bands, axis: str, *, fitted: bool)
             shared = DEVICE_TIMES[0] if kind in DEVICE_TIMES else kind
             by_kind.setdefault(shared, []).append(point)
     for kind_points in by_kind.values():
-        lines = lines_of(kind_points, _median, bands.get("time", ()), is_judged=True)
+        kinds = wording.time_kinds(point.row for point in kind_points if point.row)
+        lines = lines_of(
+            kind_points, _median, bands.get("time", ()), is_judged=True, mixes=len(kinds) > 1
+        )
         curves = _curves(kind_points) if fitted and axis == "input_size" else ()
-        kind = min(wording.time_kinds(point.row for point in kind_points if point.row))
+        kind = min(kinds)
         yield Panel(
             title=f"{time_title(kind)} per call",
             lines=_with_latency(kind_points, lines, kind),
@@ -374,6 +377,7 @@ def lines_of(
     *,
     metric: str = "",
     is_judged: bool = False,
+    mixes: bool = False,
 ) -> tuple[ChartLine, ...]:
     """Return a line with its own color for each name, without names that have no value.
 
@@ -384,6 +388,7 @@ def lines_of(
         predicted: line names with predicted points.
         metric: name of the metric, which may be estimated.
         is_judged: whether to ring odd sizes.
+        mixes: whether device times of CUDA graphs stand beside others.
     """
     by_name: dict[str, list[tuple[float, Row]]] = {}
     for placed_point in placed:
@@ -397,7 +402,8 @@ def lines_of(
         points, rings = list[tuple[float, Interval, str]](), dict[float, str]()
         for x, row in points_of_line:
             if y := value(row):
-                points.append((x, y, _rough(row, y, metric)))
+                is_graph = mixes and row.time_kind == GRAPH
+                points.append((x, y, _rough(row, y, metric) or is_graph * "as a CUDA graph"))
             if row.key in odd:
                 rings[x] = _odd_text(row.key, odd[row.key])
         if points:
@@ -414,9 +420,9 @@ def lines_of(
 def _rough(row: Row, value: Interval, metric: str) -> str:
     """Return why a value's marker is hollow; empty if it is not."""
     if (own_metric := row.metric(metric)) and own_metric.estimated:
-        return "estimated"
+        return "≈ estimated"
     if value.low is None and metric != PEAK_MEMORY:  # a memory peak has no interval
-        return "no interval"
+        return "≈ no interval"
     return ""
 
 

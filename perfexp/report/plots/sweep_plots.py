@@ -157,8 +157,7 @@ def plot(sweep_analysis: SweepAnalysis, folder: Path | None = None) -> Chart | B
         for row in analysis.rows if analysis else [None]:
             runs.append(_PlottedRun(child, row))
     fields, axis = axes_of([run.row.key for run in runs if run.row])
-    # lines may go on as graphs of the same calls
-    if not axis or not {run.kind for run in runs if run.kind} <= set(DEVICE_TIMES):
+    if not axis or not _continue_as_graphs(runs, fields, axis):
         runs = _by_one_time(runs)
     table = [run.row for run in runs if run.row]
     if not any(row.time for row in table):
@@ -223,12 +222,14 @@ def _over_sizes(
             phase = run.phase if "phase" in fields else ""
             without = _Missing(run.model, phase, f"{short}: {status}")
             missing.setdefault(without, []).append(label(key, [axis]) if key else "")
-    predicted, shown = [], {run.kind for run in runs}
+    predicted, shown = [], {(run.phase, run.kind) for run in runs}
     for child, analysis in sweep_analysis.runs:
         if folder and analysis:
-            has_time = not shown.isdisjoint(row.time_kind for row in analysis.rows)
+            own = {
+                row.key.phase for row in analysis.rows if (row.key.phase, row.time_kind) in shown
+            }
             for quantity, key, interval in _interpolated(folder / child.directory):
-                if has_time or quantity != "time":  # not device times beside latencies
+                if key.phase in own or quantity != "time":  # not device times beside latencies
                     name = _label(child.axes, key, fields, axis)
                     predicted.append((quantity, name, key, interval))
     chart = chart_of(caption, named, axis, predicted=predicted)
@@ -344,6 +345,16 @@ def _in_proportion(line: ChartLine) -> FittedCurve:
     return FittedCurve(
         label="in proportion to the devices", x=tuple(x.tolist()), y=tuple(y.tolist())
     )
+
+
+def _continue_as_graphs(runs: Sequence[_PlottedRun], fields: Sequence[str], axis: str) -> bool:
+    """Return whether all lines are device times, at some points of the call as a CUDA graph."""
+    kinds: dict[tuple[str, str], set[str]] = {}
+    for run in runs:
+        if run.row and run.kind:
+            name = _label(run.child.axes, run.row.key, fields, axis)
+            kinds.setdefault((run.phase, name), set()).add(run.kind)
+    return all(DEVICE_TIMES[0] in own <= set(DEVICE_TIMES) for own in kinds.values())
 
 
 def _by_one_time(runs: Sequence[_PlottedRun]) -> list[_PlottedRun]:

@@ -209,19 +209,21 @@ def test_plans_are_timed_on_the_device_without_host_waits(monkeypatch):
 def test_the_fastest_plan_is_timed_once_for_all_processes(monkeypatch, tmp_path):
     timed = []
 
-    def last(plans, *_):
-        timed.append(plans)
-        return plans[-1]
-
     def plans_of(*warps):
         return [SimpleNamespace(launch=SimpleNamespace(constants=(), warps=one)) for one in warps]
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(launch, "fastest", last)
 
     def chosen(shape, *warps, software=("H200", "2.11")):
-        choices = launch.Choices(software)  # as a new process
-        return choices.fastest(shape, plans_of(*warps), None, None).launch.warps, choices.path
+        def last():
+            timed.append(plans)
+            return plans[-1]
+
+        choices, plans = launch.Choices(software), plans_of(*warps)  # as a new process
+        stored, before = choices.fastest(shape, plans, None), len(timed)
+        found = choices.fastest(shape, plans, last)
+        assert stored is (None if len(timed) > before else found)
+        return found.launch.warps, choices.path
 
     assert chosen("a", 2, 4)[0] == chosen("a", 2, 4)[0] == 4
     assert len(timed) == 1
@@ -229,9 +231,31 @@ def test_the_fastest_plan_is_timed_once_for_all_processes(monkeypatch, tmp_path)
     chosen("a", 4, 8)
     _, path = chosen("a", 2, 4, software=("H100", "2.11"))
     assert len(timed) == 4
-    path.write_bytes(b'\xff\n[1]\n["a", "x"]\n' + path.read_bytes()[:-5])
+    path.write_bytes(b'\xff\n[1]\n["a", "x"]\n["a", Infinity]\n' + path.read_bytes()[:-5])
     assert chosen("a", 2, 4, software=("H100", "2.11"))[0] == 4
     assert len(timed) == 5
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_a_capture_takes_a_stored_plan_or_the_first(monkeypatch, tmp_path, capturing):
+    inputs = weight = SimpleNamespace(device=torch.device("cuda", 0))
+    first, second = (SimpleNamespace(launch=SimpleNamespace(constants=(), warps=n)) for n in (2, 4))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H200")
+    monkeypatch.setattr(kernels, "fastest", lambda plans, *_: plans[-1])
+    monkeypatch.setattr(kernels, "_plans", {})
+
+    def chosen():
+        kernels._choices.cache_clear()
+        return kernels._choose("shape", inputs, weight, [first, second])
+
+    assert chosen() is (first if capturing else second)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert chosen() is second
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert chosen() is second
+    kernels._choices.cache_clear()
 
 
 def test_later_launches_are_of_what_the_first_compiled():

@@ -14,6 +14,7 @@ from perfexp.devices.fake import FakeDevice
 from perfexp.devices.meters import DeviceMeters, PowerKind, combine, none_because
 from perfexp.devices.meters.watch import Rules
 from perfexp.errors import UserError
+from perfexp.measuring.probes import energy as energy_probe
 from perfexp.measuring.probes.energy import EnergyProcedure, rules_for
 from perfexp.records.record import Key, Point, Status
 from perfexp.statistics.estimators import Interval
@@ -326,18 +327,21 @@ def test_a_meter_that_breaks_the_asking_is_not_waited_for():
         measuring.measure(lambda: None, images_per_call=1)
 
 
-def test_a_later_process_takes_an_idle_power_of_two_minutes(tmp_path):
+def test_a_later_process_takes_an_idle_power_of_two_minutes(tmp_path, monkeypatch):
     device = Logged(enqueue_seconds=10e-6)
 
-    def idle_watts(watts, name="board"):
+    def idle_watts(watts, name="board", rules=None, **script):
         """As a new process, with the idle power that its meter shows."""
-        meter = meter_of(device, Load(device, 300.0, watts), name=name)
-        measuring = procedure(device, meter, cache=tmp_path)
+        meter = meter_of(device, Load(device, 300.0, watts), name=name, **script)
+        measuring = procedure(device, meter, rules=rules, cache=tmp_path)
         begun = device.now_ns()
         power = measuring.idle()
         taken = (device.now_ns() - begun) * 1e-9
+        if script:
+            return None
         found = measuring.measure(launching(device, 1e-3), images_per_call=1)
         assert found.facts["idle"] == power.facts()
+        assert ("age_seconds" in found.facts["idle"][0]) is (taken < 1)
         net = values(found)["net_per_call_joules"]
         assert net == pytest.approx(0.3 - 1e-3 * power.mean_watts.value, rel=0.01)
         return power.mean_watts.value, taken
@@ -345,7 +349,16 @@ def test_a_later_process_takes_an_idle_power_of_two_minutes(tmp_path):
     watts, taken = idle_watts(100.0)
     assert watts == pytest.approx(100.0, rel=0.01)
     assert taken > 1
+    idle_watts(70.0, gain=1.3)  # no answer, which is not stored
     assert idle_watts(90.0) == (watts, pytest.approx(0, abs=1e-3))
+    monkeypatch.setattr(energy_probe, "_BOOT", tmp_path / "boot")
+    for _ in range(2):  # without an identity of the host's start
+        assert idle_watts(90.0)[0] == pytest.approx(90.0, rel=0.01)
+    (tmp_path / "boot").write_text("another start")
+    assert idle_watts(95.0)[0] == pytest.approx(95.0, rel=0.01)
+    longer = Rules(window_seconds=5.0)
+    assert idle_watts(94.0, rules=longer)[0] == pytest.approx(94.0, rel=0.01)
+    assert idle_watts(90.0, rules=longer)[0] == pytest.approx(94.0, rel=0.01)
     assert idle_watts(90.0, "another board")[0] == pytest.approx(90.0, rel=0.01)
     device.launch(0.0, 121.0)
     assert idle_watts(90.0)[0] == pytest.approx(90.0, rel=0.01)

@@ -213,7 +213,7 @@ def rough(build: Builder, n: int, **key: Any) -> Point:
     ("n", "meaning"),
     [
         ((80, 80), ""),
-        ((80, 3), "no interval"),
+        ((80, 3), "≈ no interval"),
     ],
 )
 def test_rough_values_are_hollow_and_explained_in_the_legend(
@@ -238,7 +238,7 @@ def test_rough_values_are_hollow_and_explained_in_the_legend(
     for either in (plot, bars):
         assert size_of(drawing.draw(either))[0] == 1200
         names = [name for name in legend_of(drawing.compose(either)) if "≈" in name]
-        assert names == ([f"≈ {meaning}"] if meaning else [])
+        assert names == ([meaning] if meaning else [])
 
 
 @pytest.mark.parametrize(("n", "text"), [(3, "62"), (80, "62")])
@@ -517,6 +517,7 @@ def test_sizes_timed_as_graphs_continue_a_line_of_device_times(
         [panel] = [panel for panel in plot.panels if panel.unit == "seconds"]
         line = [line for line in panel.lines if not line.is_light][-1]
         assert line.x == (32, 64, 96, 128, 160, 192)
+        assert line.rough == (*5 * [""], "as a CUDA graph")
         assert panel.title == "device per call"
         assert plot.caption.subtitle.startswith("device, device/graph per call")
 
@@ -537,17 +538,29 @@ def test_predicted_device_times_are_not_drawn_beside_latencies(
         "low": 1.1e-3,
         "high": 1.3e-3,
     }
+    trained = [build.point(2e-3, phase="train", size=size, kinds=("device",)) for size in sizes]
     for number in range(2):
         details = tmp_path / str(number) / "details"
         details.mkdir(parents=True)
         (details / "predicted.jsonl").write_text(json.dumps(line))
-    plot = sweep_plots.plot(SweepAnalysis.of(*build.sweep(axes, [both, alone])), tmp_path)
+    for further in ([], trained):
+        timed = [[*both, *further], [*alone, *further]]
+        plot = sweep_plots.plot(SweepAnalysis.of(*build.sweep(axes, timed)), tmp_path)
+        assert isinstance(plot, Chart)
+        assert plot.panels[0].title.endswith("latency per call")
+        assert {line.label: list(line.predicted) for line in plot.panels[0].lines} == {
+            "default": [],
+            "fft": [240],
+        }
+
+
+def test_lines_of_graphs_alone_are_not_drawn_beside_device_times(build: Builder) -> None:
+    axes, runs = [{"algorithm": "default"}, {"algorithm": "fft"}], []
+    for kind in ("device", "device/graph"):
+        runs.append([build.point(1e-3, size=size, kinds=(kind, "latency")) for size in (32, 64)])
+    plot = sweep_plots.plot(SweepAnalysis.of(*build.sweep(axes, runs)))
     assert isinstance(plot, Chart)
     assert plot.panels[0].title == "latency per call"
-    assert {line.label: list(line.predicted) for line in plot.panels[0].lines} == {
-        "default": [],
-        "fft": [240],
-    }
 
 
 def test_nine_lines_differ_in_color_or_dash() -> None:
