@@ -41,8 +41,7 @@ def apply(
     """Measure how much faster a run's algorithms make your own program.
 
     Inputs are timed in forward passes without gradients, a function as it is. Shapes that the plan
-    lacks are left to torch. The exit code is 1 if the plan is slower, and 2 if it
-    has none of the shapes.
+    lacks are left to torch. Exit codes: 1 the plan is slower, 2 it has no shape of yours.
 
     Example: perfexp apply vgg16.json --check train.py:make
     """
