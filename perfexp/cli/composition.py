@@ -151,6 +151,7 @@ def call_with_hydra(
         refuse(arguments)
     ordered = _ordered(arguments)
     prints = _prints(ordered)
+    ordered = _with_keys_in_runs(ordered)
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix=SCRATCH))
         # Hydra reads sys.argv, and has to raise errors instead of printing them
@@ -241,6 +242,30 @@ def _ordered(arguments: Sequence[str]) -> list[str]:
     return sorted(
         arguments, key=lambda text: text not in SWITCHES and not re.match("--[^=]+=", text)
     )
+
+
+def _with_keys_in_runs(arguments: list[str]) -> list[str]:
+    """Let the keys of several own or Hugging Face models be set in a sweep's runs only.
+
+    Hydra composes the sweep itself with the default model, which lacks them. For example,
+    `model.width=16` becomes a sweep over one value, `model.width=choice(16)`.
+    """
+    single, swept = set[str](), list[str]()
+    for override in parsed(arguments):
+        text = override.input_line or ""
+        if not override.is_sweep_override():
+            single.add(text)
+        elif override.key_or_group == "model":
+            swept.append(text)
+    has_keys = own_models.named(swept) or any(torchvision_names.HF in text for text in swept)
+    if set(MULTIRUN).isdisjoint(arguments) or not has_keys:
+        return arguments
+    words = []
+    for text in arguments:
+        key, _, value = text.partition("=")
+        is_key = key.startswith("model.") and text in single
+        words.append(f"{key}=choice({value})" if is_key else text)
+    return words
 
 
 def _prints(arguments: Sequence[str]) -> bool:

@@ -47,10 +47,13 @@ class Whole:
     def begin(self, number: int, name: str) -> None:
         """Start run `number`, counted from 1, which ends the previous run.
 
-        Sweeps call it for each run, also for runs that are complete already.
+        Sweeps call it for each run, also for runs that are complete already, and again for each
+        further process of a run, which goes on.
         """
         now = self._clock()
         self.is_another = (number, name) != (self.number, self._name)
+        if not self.is_another:
+            return
         if self._is_measured:  # runs that were complete before, or refused, do not count
             self.seconds.append(now - self._start)
         self.number, self._name, self._start, self._is_measured = number, name, now, False

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from perfexp.cli import own_models
+from perfexp.cli import composition, own_models
 from perfexp.cli.composition import compose
 from perfexp.errors import UserError
 from perfexp.main import main
@@ -84,3 +84,29 @@ def test_an_own_model_is_resumed_where_its_run_began(mine, monkeypatch, capsys):
     monkeypatch.chdir(mine / "elsewhere")
     assert main([f"resume={mine / 'x'}"]) == 2
     assert "model=mine_here:TinyNet model.width=32" in capsys.readouterr().err
+
+
+def test_a_key_holds_for_all_swept_models(mine):
+    (mine / "mine_here.py").write_text(MINE + "\nclass Other(TinyNet): pass\n")
+    words = ["model=mine_here:TinyNet,mine_here:Other", "model.width=5", "output_dir=x"]
+    short = ["gpu=cpu", "input_size=8", "stopping=fixed", "processes=1", "tracking=none"]
+    assert main(["-m", *words, *short]) == 0
+    plans = [Record.load(file).plan["model"] for file in (mine / "x").glob("*/record.json")]
+    assert sorted((plan["_target_"], plan["width"]) for plan in plans) == [
+        ("mine_here.Other", 5),
+        ("mine_here.TinyNet", 5),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["-m", "model=mine:A,mine:B", "model.width=1,2"], True),
+        (["-m", "model=mine:A", "model.width=1", "batch_size=1,2"], True),
+        (["-m", "model=resnet18,vgg16", "model.num_classes=3"], True),
+        (["-m", "model=hf:bert,hf:gpt2", "model.config.num_hidden_layers=1"], False),
+    ],
+)
+def test_only_single_values_of_swept_models_with_keys_are_changed(words, kept):
+    changed = composition._with_keys_in_runs(words)
+    assert changed == (words if kept else [*words[:2], "model.config.num_hidden_layers=choice(1)"])

@@ -821,6 +821,12 @@ def test_time_left_of_a_sweep_comes_from_measured_runs() -> None:
     whole.begin(3, "c")
     console(out).progress(whole=whole).begun()
     assert out.getvalue().count("\n") == 1, "another process of a run that was named"
+    whole.measure()
+    now[0] = 40.0
+    whole.begin(3, "c")
+    now[0] = 50.0
+    whole.begin(4, "d")
+    assert whole.seconds == [10.0, 39.0]  # with all processes of c
 
 
 def test_a_bar_shows_the_sweep_above_the_run() -> None:
