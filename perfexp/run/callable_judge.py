@@ -26,6 +26,7 @@ import msgspec
 import psutil
 
 from perfexp.comparison.document import Verdict
+from perfexp.doctor import environment
 from perfexp.errors import PerfexpError, UserError
 from perfexp.host.installation import python_command
 from perfexp.host.process import MessageError, SilenceError, WorkerProcess
@@ -57,6 +58,8 @@ _CACHE_FACTOR = 1.5
 _TAIL_SHARE, _TAIL_SECONDS = 0.2, 3e-5
 #: How much faster than copying as many bytes a call that reads and writes them all can be.
 _CEILING_FACTOR = 4.0
+#: Share of the CPU cores above which other processes disturb.
+_BUSY_SHARE = 0.1
 _WORDS = {Verdict.BETTER: "FASTER", Verdict.WORSE: "SLOWER"}
 
 #: Largest CPU time of processes that the right side has started, as a share of its blocks' time.
@@ -242,6 +245,7 @@ class _Judge:
         deadline = time.monotonic() + max_seconds
         pairs, reason = list[dict[str, float]](), None
         verdict, ratio = Verdict.UNDECIDED, None
+        begun, others = time.monotonic(), environment.other_cpu_seconds()
         with self._running("left") as self._referee:
             facts = self._referee.ask("describe")
             self._shapes = range(facts["shapes"])
@@ -257,6 +261,10 @@ class _Judge:
                     self._check_times()
             except _Refused as refused:
                 verdict, reason, ratio = Verdict.NOT_COMPARABLE, str(refused), None
+            used = environment.other_cpu_seconds() - others
+        self._note_host(used / (time.monotonic() - begun))
+        if verdict is Verdict.UNDECIDED and len(pairs) == sequential.MOST:
+            self._notes.append("a wider --margin, larger inputs or a quieter machine may decide it")
         seconds = {}
         for name in self._arguments if ratio else ():
             seconds[name] = statistics.geometric_mean(pair[name] for pair in pairs)
@@ -272,6 +280,14 @@ class _Judge:
             reason=reason,
             notes=tuple(self._notes),
         )
+
+    def _note_host(self, cores: float) -> None:
+        """Note how many CPU cores other processes used, if they may have disturbed the calls."""
+        if cores > _BUSY_SHARE * environment.cores():
+            self._notes.append(
+                f"other processes used {cores:.1f} of {environment.cores()} CPU cores (busy_host): "
+                "stop them, then compare again"
+            )
 
     def _pair(self, *, is_first: bool) -> dict[str, float]:
         """Return the time of a call by side, in seconds, from a new process of each.

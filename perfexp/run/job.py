@@ -26,7 +26,7 @@ from perfexp.plan.naming import earlier_stages
 from perfexp.plan.sparse import falls_back, pair_of
 from perfexp.prediction import corpus, lookup, predictions
 from perfexp.prediction.predictions import Forecast
-from perfexp.records import diagnostics, profile_summary, summary, units
+from perfexp.records import diagnostics, priors, profile_summary, summary, units
 from perfexp.records.analysis import Analysis
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.paths import RunPaths
@@ -62,6 +62,7 @@ from perfexp.run.preparation import (
     with_processes,
     write_expected,
 )
+from perfexp.statistics.prior import Prior
 from perfexp.version import __version__
 
 _Made = TypeVar("_Made")
@@ -79,6 +80,7 @@ class ProgressRelay:
         left: points without a result.
         assignment: the run.
         points: file with the results so far.
+        record: returns the record so far, whose machine decides on the intervals.
         begun: called when the first measurement begins.
         follow: called after each training epoch, with a point that holds only that epoch.
     """
@@ -90,6 +92,7 @@ class ProgressRelay:
         left: Sequence[Key],
         assignment: Assignment,
         points: Path,
+        record: Callable[[], Record],
         begun: Callable[[], None],
         follow: Callable[[Point], None],
     ) -> None:
@@ -100,6 +103,8 @@ class ProgressRelay:
             begun,
             follow,
         )
+        self._record = record
+        self._priors: tuple[dict[str, Prior], int] | None = None
         self._count = assignment.plan.epochs or 0
         self._epoch_seconds: list[float] = []
         self._seconds = measured_seconds(read_points(self._points))
@@ -172,8 +177,13 @@ class ProgressRelay:
         self._seconds = measured_seconds(points)
         is_ok = any(point.key == key and point.status is Status.OK for point in points)
         replicates = [point for point in points if without_replicate(point.key) == planned]
-        row = summary.row(replicates, ()) if is_ok else None
-        if row is None or row.time_kind is None:
+        if not is_ok:
+            return ""
+        if self._priors is None:
+            record = self._record()
+            self._priors = record.priors, priors.free_cores(record)
+        row = summary.row(replicates, (), *self._priors)
+        if row.time_kind is None:
             return ""
         so_far = ""
         if row.processes > 1:
@@ -293,7 +303,14 @@ class Job(supervisor.Supervisor):
             progress.started(len(keys), len(keys) - len(set(keys) & set(left)))
             announce = partial(self._announce, progress)
             self.listener = ProgressRelay(
-                progress, keys, left, self.assignment, self.paths.points, announce, follow
+                progress,
+                keys,
+                left,
+                self.assignment,
+                self.paths.points,
+                self.assembled,
+                announce,
+                follow,
             )
             for number in numbers:
                 supervisor.measure(self, number)

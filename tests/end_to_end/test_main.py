@@ -12,6 +12,8 @@ import pytest
 from perfexp.main import main
 from perfexp.records.expected import Expected
 from perfexp.records.record import Record, Status, read_points
+from perfexp.records.summary import rows
+from perfexp.records.wording import median_text
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 FIRST = ("model=fake", "gpu=fake", "tracking=none", "cold_start=true", "stopping=fixed")
@@ -356,3 +358,10 @@ def test_model_rejecting_its_inputs_gets_no_cold_start(run):
     progress, _, results = printed.partition("not measured")
     assert (progress.count("at least 64"), results.count("at least 64")) == (0, 1)
     assert "batch 1: unsupported\n" in progress
+
+
+def test_the_last_progress_line_has_the_interval_of_the_result(run):
+    _, printed, [record] = run(*FAKE, "processes=2", "output_dir=x")
+    [row] = rows(record)
+    [last] = [line for line in printed.splitlines() if line.startswith("[2/2]")]
+    assert last.endswith(f"so far {median_text(row)}")

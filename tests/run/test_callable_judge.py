@@ -8,6 +8,7 @@ import pytest
 from perfexp import commands
 from perfexp.comparison.document import Verdict
 from perfexp.devices.fake import FakeDevice
+from perfexp.doctor import environment
 from perfexp.errors import UserError
 from perfexp.measuring import callable_side
 from perfexp.run import callable_judge
@@ -458,3 +459,12 @@ def test_command_prints_the_verdict_and_exits_with_1_if_refused(here, capsys):
 @pytest.mark.parametrize("words", [["--left", "old.py:fn"], ["--json", "", ""], ["one"]])
 def test_command_with_missing_sides_is_an_error(words, capsys):
     assert commands.run(["ab", *words]) == 2
+
+
+def test_a_busy_host_is_noted(tmp_path):
+    judge = callable_judge._Judge(("a", "b", "c"), str(tmp_path))
+    cores = environment.cores()
+    judge._note_host(0.05 * cores)
+    assert judge._notes == []
+    judge._note_host(0.5 * cores)
+    assert judge._notes[0].startswith(f"other processes used {0.5 * cores:.1f} of {cores} CPU")
