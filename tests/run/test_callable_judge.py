@@ -281,7 +281,7 @@ def test_a_typed_tolerance_replaces_the_errors_of_the_left_side(here):
     assert "relative error" in compare_callables(*places, max_seconds=0).reason
     compared = compare_callables(*places, max_seconds=0, tolerance=0.01)
     assert compared.reason is None
-    assert compared.notes == ("right imports old.py, the left side's file",)
+    assert compared.notes[0] == "right imports old.py, the left side's file"
 
 
 def test_a_time_without_reading_all_inputs_is_noted(judged):
