@@ -146,6 +146,10 @@ class Progress:
         self._total, self._finished = total, finished
         self._draw("loading")
 
+    def added(self) -> None:
+        """Count a further point, which the results called for."""
+        self._total += 1
+
     def begun(self) -> None:
         """Note that measuring begins.
 

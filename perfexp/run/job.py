@@ -128,6 +128,9 @@ class ProgressRelay:
             return
         point_key = msgspec.convert(event["key"], Key)
         key, result = self._planned(point_key), ""
+        if self._assignment.plan.is_sparse and key.is_timed and key not in self._keys:
+            self._keys.append(key)  # chosen by the results so far
+            self._progress.added()
         if event["event"] == "done":
             self._left.discard(key)
             result = self._result(point_key)

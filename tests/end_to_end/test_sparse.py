@@ -365,3 +365,12 @@ def test_a_cold_start_of_the_default_algorithm_is_enough(typed, cold_starts, tmp
     ]
     assert sum(key.phase == "ttfp" for key in keys) == cold_starts
     assert main(["resume=s/1-fft"]) == 0  # the second run is found again by itself
+
+
+def test_each_measured_size_has_a_progress_line(run):
+    _, printed, [record] = run(*FAKE[:-1], "sweep=sparse", "processes=1", "output_dir=out")
+    lines = [line for line in printed.splitlines() if line.startswith("[")]
+    count = len([point for point in record.points if point.key.is_timed])
+    assert count > 6
+    assert len(lines) == count
+    assert lines[-1].startswith(f"[{count}/{count}] ")

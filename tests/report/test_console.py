@@ -762,14 +762,21 @@ def test_the_bar_is_drawn_by_events_alone() -> None:
 
 def test_training_bar_shows_epochs_and_the_last_figures(tmp_path: Path) -> None:
     key = Key(phase="train", input_size=(32, 32), batch_size=8, precision="fp32")
-    plan = SimpleNamespace(epochs=20)
+    plan = SimpleNamespace(epochs=20, is_sparse=False)
     assignment = SimpleNamespace(folder=tmp_path, plan=plan, whole=None, seconds=lambda *_: None)
     followed: list[Point] = []
     out = Terminal()
     with console(out, width=100).progress() as progress:
         progress.started(1)
         relay = ProgressRelay(
-            progress, [key], [key], assignment, tmp_path / "points", lambda: None, followed.append
+            progress,
+            [key],
+            [key],
+            assignment,
+            tmp_path / "points",
+            lambda: None,
+            lambda: None,
+            followed.append,
         )  # type: ignore[arg-type]
         relay({"event": "point", "key": msgspec.to_builtins(key)})
         epochs = [

@@ -167,7 +167,9 @@ def plot(sweep_analysis: SweepAnalysis, folder: Path | None = None) -> Chart | B
     device = ", ".join(dict.fromkeys(devices))
     keys = [row.key for row in table]
     same = label(keys[0], constant(keys))
+    models = {analysis.about.model for analysis in sweep_analysis.analyses}
     words = (
+        models.pop() if len(models) == 1 else "",
         one_line(sweep_analysis.sweep.name),
         same,
         units.counted(len(sweep_analysis.runs), "run"),

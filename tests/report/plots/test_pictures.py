@@ -723,7 +723,10 @@ def test_a_picture_names_the_size_and_the_batch_that_do_not_vary(build: Builder)
         SweepAnalysis.of(*build.sweep([{"model": "a"}], [[build.point(batch=4)]]))
     )
     assert swept is not None
-    assert swept.caption.title == "resnet50 sweep · inference · 224 · batch 4 · fp32 · 1 run"
+    assert (
+        swept.caption.title
+        == "resnet50 · resnet50 sweep · inference · 224 · batch 4 · fp32 · 1 run"
+    )
 
 
 def test_long_names_of_bars_keep_both_ends() -> None:
