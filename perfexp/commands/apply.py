@@ -56,7 +56,10 @@ def apply(
         "run_gains": promised,
     }
     here = f"speedup over torch's choices, with its 95 % interval ({device})"
-    lines = [_line(here, gain.value, gain.low, gain.high)]
+    word = "UNDECIDED"
+    if gain.low is not None and gain.high is not None:
+        word = "FASTER" if gain.low > 1 else "SLOWER" if gain.high < 1 else word
+    lines = [f"{word} {_line(here, gain.value, gain.low, gain.high)}"]
     for point, interval in promised.items():
         lines.append(_line(f"in its run, {point}", *interval))
     emit(document, lines, as_json=as_json)

@@ -79,7 +79,8 @@ def list_options(
         emit(survey, _support(survey, reasons=reasons), as_json=as_json)
     elif words:
         raise UserError(
-            f"'{words[0]}': overrides are for algorithms only: perfexp list algorithms …"
+            f"'{words[0]}': leave it out. Overrides are for algorithms only: perfexp list "
+            "algorithms …"
         )
     elif reasons:
         raise UserError(

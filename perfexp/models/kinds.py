@@ -195,8 +195,9 @@ class Named(Kind):
             return longest
         if length > longest:
             raise Unsupported(
-                f"input_size={length}: the model has positions for {longest} tokens; set "
-                f"input_size={longest}, or more positions in its configuration (model.config.…)"
+                f"{length} tokens: the model has positions for {longest} tokens; set input_size="
+                f"{longest} (or decode.context), or more positions in its configuration "
+                "(model.config.…)"
             )
         return length
 

@@ -99,10 +99,13 @@ def of_record(record: Record) -> AlgorithmPlan:
                 baseline = metric.name.rpartition("_")[2]
                 gains[f"{point_text} over {baseline}"] = (gain.value, gain.low, gain.high)
     if not (layers or attention):
-        raise UserError(
-            "This run left everything to torch, so there is no plan: measure with "
-            "algorithm=fastest or execution.attention=fastest."
+        why = (
+            "This run left everything to torch: measure with algorithm=fastest or "
+            "execution.attention=fastest."
         )
+        if "fastest" in str((record.plan.get("algorithm"), record.plan.get("execution"))):
+            why = "Torch's own choice was the fastest everywhere."
+        raise UserError(f"There is no plan. {why}")
     device = record.environment.get("device") or {}
     session = record.environment.get("session") or {}
     return AlgorithmPlan(

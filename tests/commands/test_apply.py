@@ -128,16 +128,22 @@ def test_a_plan_of_other_shapes_is_refused(script, plan, capsys, layer):
 
 
 @pytest.mark.parametrize(
-    ("interval", "code"), [((1.2, 1.1, 1.3), 0), ((0.9, 0.7, 1.1), 0), ((0.8, 0.7, 0.9), 1)]
+    ("interval", "code", "word"),
+    [
+        ((1.2, 1.1, 1.3), 0, "FASTER"),
+        ((0.9, 0.7, 1.1), 0, "UNDECIDED"),
+        ((0.8, 0.7, 0.9), 1, "SLOWER"),
+    ],
 )
-def test_a_slower_program_has_exit_code_1(script, plan, capsys, monkeypatch, interval, code):
+def test_a_slower_program_has_exit_code_1(script, plan, capsys, monkeypatch, interval, code, word):
     value, low, high = interval
     gain = Interval(value=value, low=low, high=high)
     monkeypatch.setattr(script_gain, "gain", lambda _, call: call() is None or gain)
     found, printed = run(capsys, plan(), "--check", f"{script}:of_tensor")
     here, in_run = printed.out.splitlines()
     assert found == code
-    assert here.startswith(f"{value:.3f}, {low:.3f} to {high:.3f}: speedup over torch's choices")
+    text = f"{word} {value:.3f}, {low:.3f} to {high:.3f}: speedup over torch's choices"
+    assert here.startswith(text)
     assert in_run == "1.500, 1.400 to ?: in its run, inference 8×8 batch 1 over default"
 
 

@@ -497,7 +497,7 @@ def test_a_worker_that_does_not_answer(monkeypatch, tmp_path, capsys, body, code
 
 def test_only_algorithms_are_listed_for_a_model(capsys):
     assert commands.run(["list", "models", "model=resnet18"]) == 2
-    assert "overrides are for algorithms only" in capsys.readouterr().err
+    assert "Overrides are for algorithms only" in capsys.readouterr().err
     assert commands.run(["list", "model=resnet18"]) == 2
     assert "perfexp list algorithms model=resnet18" in capsys.readouterr().err
     assert commands.run(["list", "algorithms", "--json"]) == 0
