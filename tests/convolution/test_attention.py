@@ -359,6 +359,19 @@ def test_a_plan_promises_the_interval_over_processes(make_record):
     assert low < 1.2 < value < 1.25 < high
 
 
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        ({"algorithm": {"name": "default"}}, "measure with algorithm=fastest or execution"),
+        ({"algorithm": {"name": "fastest"}}, "Torch's own choice was the fastest everywhere"),
+        ({"execution": {"attention": "fastest"}}, "Torch's own choice"),
+    ],
+)
+def test_a_run_that_chose_nothing_has_no_plan(make_record, plan, why):
+    with pytest.raises(UserError, match=f"There is no plan.*{why}"):
+        algorithm_plan.of_record(make_record(plan=plan))
+
+
 def test_a_plan_of_another_model_is_refused(written):
     with pytest.raises(UserError, match="no 2-D convolution 'first'"):
         perfexp.apply(torch.nn.Linear(1, 1), plan=written())
