@@ -107,6 +107,6 @@ def test_a_key_holds_for_all_swept_models(mine):
         (["-m", "model=hf:bert,hf:gpt2", "model.config.num_hidden_layers=1"], False),
     ],
 )
-def test_only_single_values_of_swept_models_with_keys_are_changed(words, kept):
+def test_single_values_of_swept_models_with_keys_are_changed(words, kept):
     changed = composition._with_keys_in_runs(words)
     assert changed == (words if kept else [*words[:2], "model.config.num_hidden_layers=choice(1)"])
