@@ -122,11 +122,11 @@ def runs(
         Column(f"{wording.median_title(kinds)} ± CI95"),
         Column("time"),
         Column("samples/s", rank=3),
-        Column(title),
+        Column(title, rank=1),
         Column(quantities.named(quantities.COVERAGE).title, rank=3),
         Column("memory", rank=4),
         Column("energy/per_call", rank=4),
-        Column("remarks", prose=True),
+        Column("remarks", prose=True, rank=2),
     ]
     cells, single = [], []
     for child, table in lines:
