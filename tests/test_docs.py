@@ -132,3 +132,10 @@ def test_the_tested_versions_of_python_are_the_same_everywhere():
     ]
     versions = [text.rpartition(" ")[2] for text in classifiers if re.search(r":: 3\.\d+$", text)]
     assert re.findall(r"Python (3\.\d+)", tested) == versions
+
+
+def test_no_line_begins_as_a_comment():
+    """MyST leaves out a line that begins with %."""
+    pages = [*PAGES, *(DOCS / "results").glob("*.md"), ROOT / "README.md"]
+    lines = [f"{page.name}: {line}" for page in pages for line in page.read_text().splitlines()]
+    assert [line for line in lines if ": %" in line[: line.index(":") + 3]] == []

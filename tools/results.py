@@ -314,8 +314,9 @@ def _table(header: list[str], numeric: list[bool], rows: list[list[str]]) -> lis
 
 
 def _paragraph(text: str) -> list[str]:
-    # Code stays on one line: its spaces become a character that is not a place to break.
-    text = re.sub("`[^`]*`", lambda code: code[0].replace(" ", "\0"), text)
+    # Code stays on one line, and no line begins with %, which MyST takes for a comment: their
+    # spaces become a character that is not a place to break.
+    text = re.sub("`[^`]*`| %", lambda code: code[0].replace(" ", "\0"), text)
     lines = textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
     return [*(line.replace("\0", " ") for line in lines), ""]
 

@@ -221,3 +221,10 @@ def test_a_row_that_fits_nowhere_changes_nothing(
     assert results.main(["--folder", str(folder), "--replace", name, str(tmp_path / "new")]) == 2
     assert message in capsys.readouterr().err
     assert (folder / "times.json").read_bytes() == before
+
+
+def test_no_line_of_a_page_begins_as_a_comment():
+    for length in range(80, 110):
+        lines = results._paragraph("x" * length + " 5 % of it")
+        assert not any(line.startswith("%") for line in lines)
+        assert " ".join(lines).strip() == "x" * length + " 5 % of it"
