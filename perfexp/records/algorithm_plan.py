@@ -100,12 +100,12 @@ def of_record(record: Record) -> AlgorithmPlan:
                 gains[f"{point_text} over {baseline}"] = (gain.value, gain.low, gain.high)
     if not (layers or attention):
         why = (
-            "This run left everything to torch: measure with algorithm=fastest or "
-            "execution.attention=fastest."
+            "it left everything to torch; measure with algorithm=fastest or "
+            "execution.attention=fastest"
         )
         if "fastest" in str((record.plan.get("algorithm"), record.plan.get("execution"))):
-            why = "Torch's own choice was the fastest everywhere."
-        raise UserError(f"There is no plan. {why}")
+            why = "torch's own choice was the fastest everywhere"
+        raise UserError(f"This run has no plan: {why}.")
     device = record.environment.get("device") or {}
     session = record.environment.get("session") or {}
     return AlgorithmPlan(

@@ -363,12 +363,12 @@ def test_a_plan_promises_the_interval_over_processes(make_record):
     ("plan", "why"),
     [
         ({"algorithm": {"name": "default"}}, "measure with algorithm=fastest or execution"),
-        ({"algorithm": {"name": "fastest"}}, "Torch's own choice was the fastest everywhere"),
-        ({"execution": {"attention": "fastest"}}, "Torch's own choice"),
+        ({"algorithm": {"name": "fastest"}}, "torch's own choice was the fastest everywhere"),
+        ({"execution": {"attention": "fastest"}}, "torch's own choice"),
     ],
 )
 def test_a_run_that_chose_nothing_has_no_plan(make_record, plan, why):
-    with pytest.raises(UserError, match=f"There is no plan.*{why}"):
+    with pytest.raises(UserError, match=f"^This run has no plan: .*{why}"):
         algorithm_plan.of_record(make_record(plan=plan))
 
 

@@ -182,7 +182,8 @@ class LaunchPlan:
 class Choices:
     """The fastest plans by shape, as all processes of this user have found them so far.
 
-    A process reads them once, from lines of a file in the user's cache, and appends its own.
+    A process reads them once, from lines of a file in the user's cache, and appends its own: a
+    model has hundreds, for each of which a `JsonCache` would write the whole file.
 
     Args:
         software: device and versions, for which the choices hold.

@@ -24,6 +24,17 @@ from perfexp.report.plots.chart import COLORS, GREY, Bars, Caption, Chart, Strip
 from perfexp.roofline.kernel_names import cut
 from tests.support.builders import Builder
 
+#: A line of predicted.jsonl.
+PREDICTED = {
+    "predicted": {"phase": "inference", "input_size": [240, 240], "batch_size": 1},
+    "precision": "fp32",
+    "unit": "seconds",
+    "source": "interpolated",
+    "value": 1.2e-3,
+    "low": 1.1e-3,
+    "high": 1.3e-3,
+}
+
 
 def legend_of(figure: Any) -> list[str]:
     legends = [legend for axes in figure.axes if (legend := axes.get_legend())]
@@ -464,17 +475,8 @@ def test_campaign_draws_what_its_sparse_runs_predicted(build: Builder, tmp_path:
     analysis = campaign(build)
     details = tmp_path / "2" / "details"
     details.mkdir(parents=True)
-    line = {
-        "predicted": {"phase": "inference", "input_size": [240, 240], "batch_size": 1},
-        "precision": "fp32",
-        "unit": "seconds",
-        "source": "interpolated",
-        "value": 1.2e-3,
-        "low": 1.1e-3,
-        "high": 1.3e-3,
-    }
-    refused = line | {"source": "refused", "value": None}
-    content = "\n".join([json.dumps(line), json.dumps(refused), '{"predicted": 1}'])
+    refused = PREDICTED | {"source": "refused", "value": None}
+    content = "\n".join([json.dumps(PREDICTED), json.dumps(refused), '{"predicted": 1}'])
     (details / "predicted.jsonl").write_text(content)
     plot = sweep_plots.plot(analysis, tmp_path)
     assert isinstance(plot, Chart)
@@ -529,20 +531,11 @@ def test_predicted_device_times_are_not_drawn_beside_latencies(
     sizes = range(224, 385, 32)
     both = [build.point(1e-3, size=size, kinds=("device", "latency")) for size in sizes]
     alone = [build.point(1e-3, size=size) for size in sizes]
-    line = {
-        "predicted": {"phase": "inference", "input_size": [240, 240], "batch_size": 1},
-        "precision": "fp32",
-        "unit": "seconds",
-        "source": "interpolated",
-        "value": 1.2e-3,
-        "low": 1.1e-3,
-        "high": 1.3e-3,
-    }
     trained = [build.point(2e-3, phase="train", size=size, kinds=("device",)) for size in sizes]
     for number in range(2):
         details = tmp_path / str(number) / "details"
         details.mkdir(parents=True)
-        (details / "predicted.jsonl").write_text(json.dumps(line))
+        (details / "predicted.jsonl").write_text(json.dumps(PREDICTED))
     for further in ([], trained):
         timed = [[*both, *further], [*alone, *further]]
         plot = sweep_plots.plot(SweepAnalysis.of(*build.sweep(axes, timed)), tmp_path)
