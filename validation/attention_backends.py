@@ -398,7 +398,7 @@ def apply(_: CudaDevice) -> Iterator[str]:
             folder, plan = Path(place) / "run", Path(place) / "plan.json"
             run = [sys.executable, "-m", "perfexp", f"model={name}", "algorithm=fastest"]
             run += ["batch_size=16", "precision=fp32", "tracking=none", "stopping=coarse"]
-            run += ["processes=2", "cold_start=false", f"output_dir={folder}"]
+            run += ["processes=5", "cold_start=false", f"output_dir={folder}"]
             out = subprocess.run(run, capture_output=True, text=True, check=False, timeout=400)
             export = [sys.executable, "-m", "perfexp", "export", str(folder), "--plan", str(plan)]
             written = subprocess.run(export, capture_output=True, text=True, check=False)
