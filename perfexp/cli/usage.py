@@ -246,7 +246,7 @@ TERMS = {
     "tf32": "TensorFloat-32, in which NVIDIA's tensor cores multiply float32 numbers: 10 bits of "
     "mantissa, not 23; "
     "perfexp help precision has the options that allow it",
-    "layers": "times of a model's layers (probes.layers=true), measured in a separate process; "
+    "layers": "times of a model's layers (probes.layers=true), measured after the whole call's; "
     "layers.png shows them",
     "remarks": "codes of the errors, warnings and notes that qualify a figure; perfexp help CODE "
     "explains one",

@@ -1,4 +1,4 @@
-"""Layers pass: a point's call time layer by layer, in a separate process after the timing.
+"""Layers pass: a point's call time layer by layer, after all timing in its process.
 
 The result is a point of its own; its facts hold a line for each layer and pass (forward,
 backward). `worker.points` calls `dissect` for each timed point (probes.layers). The module

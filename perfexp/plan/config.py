@@ -400,7 +400,7 @@ class Plan(PlanSchema):
     def layer_keys(self, results: Iterable[Point] = ()) -> list[Key]:
         """Return the points with timed layers, in the first replicate.
 
-        For `results` see `timed_keys`. Another process measures them after the times.
+        For `results` see `timed_keys`. They are measured after the times.
         """
         if not self.probes.layers:
             return []

@@ -73,7 +73,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     Besides `inference` and `train`, there are these phases:
 
     - `ttfp`: cold start (time to first prediction in a fresh process).
-    - `inference_layers` and `train_layers`: layer times, measured in a separate process.
+    - `inference_layers` and `train_layers`: layer times, measured after all times of the process.
     - `inference_profile` and `train_profile`: profiles, each measured in a separate process.
     - `inference_trial` and `train_trial`: trials for batch_size=max, stored only in points.jsonl.
 

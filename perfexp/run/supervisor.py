@@ -40,7 +40,6 @@ from perfexp.records.record import (
     Key,
     Point,
     Status,
-    is_trial,
     missing,
     point_to_line,
     read_points,
@@ -244,7 +243,7 @@ def _measure(job: Supervisor, kind: str, replicate: int) -> None:
         ending = _one_worker(job, [f"--what={kind}", f"--replicate={replicate}"])
         still = _left(job, kind, replicate)
         fruitless = fruitless + 1 if still == left else 0
-        if ending.current is not None and (ending.current in still or is_trial(ending.current)):
+        if ending.current is not None and missing([ending.current], job.paths.points):
             _abandon(job.paths, [ending.current], ending)
         elif fruitless and (ending.status is not Status.KILLED or fruitless >= _STARTS):
             if kind == "trials":  # a worker makes one trial

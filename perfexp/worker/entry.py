@@ -32,7 +32,7 @@ from perfexp.worker import points
 from perfexp.worker.workbench import Workbench, report_failure
 
 #: Functions that measure points with the whole procedure, by `--what`: trials of the largest batch,
-#: timed calls, and their layers.
+#: timed calls, and layers that the process of the timed calls did not measure.
 _MEASURES = {
     "trials": points.try_batch,
     "timed": points.measure_points,
@@ -93,7 +93,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             bench = Workbench(plan, paths, emit)
             with bench.opened() as procedure:
-                _MEASURES[what](procedure, plan, paths, replicate, emit)
+                goes_on = _MEASURES[what](procedure, plan, paths, replicate, emit)
+                if what == "timed" and goes_on:
+                    points.dissect_points(procedure, plan, paths, replicate, emit)
     except Exception as error:
         return report_failure(error, emit)
     emit("finished")

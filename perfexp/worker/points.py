@@ -154,17 +154,21 @@ def _report_problems(data: Data, emit: Events) -> None:
 def dissect_points(
     procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events
 ) -> None:
-    """Measure the layers of timed points, as separate points, in a process after the timing.
+    """Measure the layers of timed points, as separate points.
 
-    A point that has no layer times, because its own measurement failed, is appended as such. Stops
-    early if the device is lost.
+    The process times nothing after them, because profilers slow it permanently. A point that has no
+    layer times, because its own measurement failed, is appended as such. Stops early if the device
+    is lost.
     """
+    timed_points = {point.key: point for point in read_points(paths.points)}
+    left = _missing(plan.layer_keys(timed_points.values()), paths, replicate)
+    if not left:
+        return
     # imports the layers, which timing does not need
     from perfexp.measuring.layers_pass import dissect, not_tried
 
-    timed_points = {point.key: point for point in read_points(paths.points)}
     is_first = True
-    for key in _missing(plan.layer_keys(timed_points.values()), paths, replicate):
+    for key in left:
         begin(key, emit)
         timed = timed_points.get(timed_key(key))
         if timed and timed.status is Status.OK:

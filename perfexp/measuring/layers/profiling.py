@@ -38,8 +38,11 @@ from perfexp.timing.depth import samples_in_queue
 
 #: Default number of calls with times for every row.
 CALLS = 10
-#: Maximum number of calls per profile, to limit its number of events.
-_MOST_AT_ONCE = 5
+#: Maximum number of calls per profile, and of events in all profiles of a step, each of which takes
+#: tens of microseconds: cuDNN's `fft` launches 133,000 kernels for one call of vgg16.
+_MOST_AT_ONCE, _MOST_EVENTS = 5, 500_000
+#: Minimum number of calls, whatever their number of events.
+_LEAST_CALLS = 3
 #: The queue is held for this multiple of the time to issue the calls under the profiler, plus the
 #: extra.
 _HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.5, 1e-3
@@ -105,7 +108,7 @@ def profile_layers(
     Args:
         model: the model that the step calls.
         clean_seconds: `device` time of a call without a profiler; None if it was not measured.
-        calls: number of calls to profile.
+        calls: number of calls to profile; fewer of a call with many thousand kernels.
         first: whether this is the first profile in the process.
         capture: captures a step beyond the queue depth as a graph, or returns None if that is
             impossible; None for a step within the queue depth.
@@ -168,7 +171,7 @@ class _Rounds:
             Opaque: the profiler sees no kernels.
         """
         self._discard_first()
-        issue_seconds = self._issue_seconds()
+        issue_seconds, calls = self._try_call(calls)
         most_factor, at_once = _MOST_HOLD_SECONDS / issue_seconds, 0
         if most_factor > _HOLD_FACTOR:
             at_once = samples_in_queue(
@@ -201,6 +204,7 @@ class _Rounds:
         """
         self._discard_first()
         events = self._profiled(self._call)
+        calls = _limited(calls, events)
         pattern = Pattern(
             kernel for kernel in attributed(Host(events), events) if kernel.call is not None
         )
@@ -251,8 +255,15 @@ class _Rounds:
 
         return divide(self._profiled(run), held=hold_seconds > 0, identify=self.identify)
 
-    def _issue_seconds(self) -> float:
-        """Return the host seconds to issue a call under the profiler on an idle device."""
+    def _try_call(self, calls: int) -> tuple[float, int]:
+        """Profile a call on an idle device.
+
+        Args:
+            calls: most calls to profile.
+
+        Returns:
+            The host's seconds to issue the call, and how many calls to profile by its events.
+        """
         seconds: list[float] = []
 
         def run() -> None:
@@ -260,8 +271,8 @@ class _Rounds:
             self._call()
             seconds.append((self.device.now_ns() - start_ns) * 1e-9)
 
-        self._profiled(run)
-        return seconds[0]
+        events = self._profiled(run)
+        return seconds[0], _limited(calls, events)
 
     def _profiled(self, run: Callable[[], object]) -> list[ProfilerEvent]:
         """Return the events of a run that begins and ends with an idle device."""
@@ -278,6 +289,11 @@ class _Rounds:
         self.marker.restart()
         with ranged(Scope.call, number):
             _call_phases(self.step)
+
+
+def _limited(calls: int, events: Sequence[ProfilerEvent]) -> int:
+    """Return the number of calls to profile, given the events of one call."""
+    return min(calls, max(_LEAST_CALLS, _MOST_EVENTS // max(len(events), 1)))
 
 
 class Pattern:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from perfexp.devices.fake import FakeDevice
-from perfexp.measuring.layers import TimeSource
+from perfexp.measuring.layers import TimeSource, profiling
 from perfexp.measuring.layers import marking as marking_module
 from perfexp.measuring.layers.events import ProfilerEvent
 from perfexp.measuring.layers.profiling import profile_layers
@@ -226,6 +226,16 @@ def test_all_calls_of_a_round_are_held_for_two_seconds_at_most(monkeypatch):
     assert times.method is TimeSource.queue
     assert times.calls == 10
     assert 1 < max(machine.rounds) < 2.01
+
+
+@pytest.mark.parametrize("queue_depth", [1000, 4])
+def test_calls_of_many_kernels_are_profiled_less_often(monkeypatch, queue_depth):
+    few = {"queue_depth": queue_depth, "launches": 6, "slower": 40.0, "enqueue_seconds": 20e-6}
+    events = 4 * 6 * 2  # a launch and its kernel
+    monkeypatch.setattr(profiling, "_MOST_EVENTS", 10 * events)
+    assert 3 < profiled(monkeypatch, Machine(**few)).calls < 10
+    monkeypatch.setattr(profiling, "_MOST_EVENTS", events)
+    assert profiled(monkeypatch, Machine(**few)).calls == 3
 
 
 def captured(machine, names, *, data=True):
