@@ -39,6 +39,11 @@ def test_a_typed_class_becomes_an_option_with_the_typed_keys(mine):
     assert sys.path[-1] == str(mine)
 
 
+def test_the_file_of_a_class_may_be_typed_instead_of_its_module(mine):
+    node = own_models.nodes(["model=mine_here.py:TinyNet"])["mine_here.py:TinyNet"]
+    assert node["_target_"] == "mine_here.TinyNet"
+
+
 @pytest.mark.parametrize("keys", [("model.a=1", "model.a.b=2"), ("model.a.b=2", "model.a=1")])
 def test_a_key_and_a_key_within_it_are_both_possible(mine, keys):
     nodes = own_models.nodes(["model=mine_here:TinyNet", *keys])
