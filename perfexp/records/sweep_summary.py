@@ -52,6 +52,9 @@ def setting(analyses: Sequence[Analysis]) -> str:
     environments = [analysis.record.environment for analysis in analyses]
     parts = [_common_name(analyses, "model"), _common_name(analyses, "algorithm")]
     if keys and (same := constant(keys)):
+        if any(analysis.about.mode == "decode" for analysis in analyses):  # its phase is inference
+            parts.append(_common_name(analyses, "mode"))
+            same = tuple(field for field in same if field != "phase")
         parts.append(label(keys[0], same, environments))
     parts.append(_common_name(analyses, "execution"))
     text = " · ".join(filter(None, parts))

@@ -135,10 +135,13 @@ class ProgressRelay:
             self._left.discard(key)
             result = self._result(point_key)
             self._estimate()
+        text = str(point_key)
+        if (mode := self._assignment.plan.mode.name) == "decode":
+            text = text.replace(point_key.phase, mode)
         if key not in self._keys:
-            self._progress.block(str(point_key))
+            self._progress.block(text)
         elif event["event"] == "point":
-            self._progress.point(str(point_key))
+            self._progress.point(text)
             if self._count and key.phase == "train":
                 self._epoch_seconds = []
                 self._progress.epochs(0, self._count, "", None)

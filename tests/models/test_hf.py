@@ -297,12 +297,13 @@ def test_mode_decode_asks_for_a_model_of_transformers():
 @pytest.mark.slow
 @pytest.mark.always("hf: models are promised")
 @pytest.mark.parametrize("mode", ["train", "decode"])
-def test_a_typed_architecture_is_measured(mode, tmp_path, monkeypatch):
+def test_a_typed_architecture_is_measured(mode, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     config = [f"model.config.{key}={value}" for key, value in LLAMA.items()]
     words = ["gpu=cpu", "tracking=none", "stopping=fixed", "stopping.measure=5", "cold_start=false"]
     words += ["input_size=[16,32]", "batch_size=2", f"mode={mode}", "output_dir=run", "processes=1"]
     assert main(["model=hf:llama", *config, *words]) == 0
+    assert f"[1/2] {mode} 16 batch 2: latency" in capsys.readouterr().out
     record = Record.load(tmp_path / "run")
     assert [point.status for point in record.points] == [Status.OK] * 2
     assert all(point.metric("tokens_per_second").value > 0 for point in record.points)

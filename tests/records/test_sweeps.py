@@ -122,6 +122,22 @@ def test_what_all_runs_share_is_said_once(build: Builder) -> None:
 
 
 @pytest.mark.parametrize(
+    ("modes", "words"),
+    [
+        (("decode", "decode"), "resnet50 · default · decode · 224"),
+        (("decode", "inference"), "resnet50 · default · 224"),
+    ],
+)
+def test_decoding_is_not_called_inference(
+    build: Builder, modes: tuple[str, ...], words: str
+) -> None:
+    _, records = build.sweep([{"mode": mode} for mode in modes], [[build.point()]] * 2)
+    for record, mode in zip(records, modes, strict=True):
+        record.plan = record.plan | {"mode": {"name": mode}}
+    assert sweep_summary.setting(list(map(Analysis.of, records))).startswith(words)
+
+
+@pytest.mark.parametrize(
     ("counts", "backend", "words"),
     [
         ((1, 2), "nccl", "NVIDIA X or 2 × NVIDIA X"),

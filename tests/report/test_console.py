@@ -762,7 +762,7 @@ def test_the_bar_is_drawn_by_events_alone() -> None:
 
 def test_training_bar_shows_epochs_and_the_last_figures(tmp_path: Path) -> None:
     key = Key(phase="train", input_size=(32, 32), batch_size=8, precision="fp32")
-    plan = SimpleNamespace(epochs=20, is_sparse=False)
+    plan = SimpleNamespace(epochs=20, is_sparse=False, mode=SimpleNamespace(name="train"))
     assignment = SimpleNamespace(folder=tmp_path, plan=plan, whole=None, seconds=lambda *_: None)
     followed: list[Point] = []
     out = Terminal()
