@@ -160,10 +160,16 @@ def _looked_up(
 
 def _is_of(device: MeasuredDevice, plan: config.Plan, file: gpu_sheets.GpuFile | None) -> bool:
     """Return whether the plan would use this device; gpu=auto may use any."""
-    kind = plan.gpu["_target_"].split(".")[-2]  # of perfexp.devices.KIND.open_device
+    kind = _kind(plan)
     is_product = file is None or file.is_of(device.product)
     is_alike = (device.ranks, device.nodes) == (plan.ranks, plan.nodes)
     return is_alike and kind in ("auto", device.kind) and is_product
+
+
+def _kind(plan: config.Plan) -> str:
+    """Return the kind of the plan's device, such as `cpu`, or `auto`."""
+    kind: str = plan.gpu["_target_"].split(".")[-2]  # of perfexp.devices.KIND.open_device
+    return kind
 
 
 def _memory_lines(traced: Mapping[str, Any], plan: config.Plan) -> Iterator[str]:
@@ -193,6 +199,9 @@ def _memory_lines(traced: Mapping[str, Any], plan: config.Plan) -> Iterator[str]
             yield f"  {_largest_text(point, is_sheet=point['gpu'] == plan.gpu_name)}"
         else:
             lacks_capacity = True
+    if _kind(plan) == "cpu":
+        yield "of tensors alone; records of a CPU have the memory of the process"
+        return
     if lacks_workspaces:
         yield (
             "without workspaces of cuDNN, which may be larger than all of it; records include them"
@@ -242,9 +251,13 @@ def _workspaces_text(workspaces: Mapping[str, Any]) -> Iterator[str]:
 
 def _answer_lines(predictions: Sequence[_Prediction]) -> Iterator[str]:
     """Yield each predicted quantity in words, then notes."""
+    texts: dict[tuple[str, str], list[str]] = {}  # quantities refused for the same reason together
     for key, quantity, answer in predictions:
         name = "energy of a call in the loop" if quantity == "energy" else quantity
-        yield f"{label(key)}: {name} {answer_text(answer, QUANTITIES[quantity])}"
+        text = answer_text(answer, QUANTITIES[quantity])
+        texts.setdefault((label(key), text), []).append(name)
+    for (place, text), names in texts.items():
+        yield f"{place}: {', '.join(names)} {text}"
     quantities, sources = set(), set()
     for prediction in predictions:
         if prediction.answer.predicted.value:

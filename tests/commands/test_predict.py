@@ -147,7 +147,8 @@ def test_records_of_other_devices_have_no_time_here(
     (folder / "out" / "record.json").write_text(json.dumps(record))
     words = "model=fake", "model.stairs=0.02", *asked.split(), "input_size=224", "--no-memory"
     _, printed, _ = predict(*words, "--corpus", folder)
-    assert ("time refused: no record" not in printed) == is_found
+    together = "time, energy of a call in the loop, memory refused: no record"
+    assert (together not in printed) == is_found
 
 
 def test_a_point_that_ran_out_of_memory_is_refused(predict, finished, tmp_path):
@@ -300,6 +301,14 @@ def test_a_foreign_record_is_no_reason_to_fail(predict, finished, tmp_path):
 
 def point(phase, batch_size):
     return Key(phase=phase, input_size=(64, 64), batch_size=batch_size, precision="fp32")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "expected"), [("cpu", 0), ("h100", 64 << 20), ("a10", 16640 << 10)]
+)
+def test_workspaces_of_cublas_depend_on_the_device(gpu, expected):
+    trace = MemoryTrace(config.typed(compose(["model=resnet18", f"gpu={gpu}"])))
+    assert trace.workspace_bytes(SimpleNamespace(multiplying_threads=2)) == expected
 
 
 @pytest.mark.slow
