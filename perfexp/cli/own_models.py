@@ -46,7 +46,7 @@ def nodes(arguments: Sequence[str]) -> dict[str, Any]:
     find(arguments)
     return {
         name: {
-            "_target_": name.replace(".py:", ":").replace(":", "."),
+            "_target_": name.replace(":", "."),
             "_partial_": True,
             **settings(arguments),
         }

@@ -160,16 +160,9 @@ def _looked_up(
 
 def _is_of(device: MeasuredDevice, plan: config.Plan, file: gpu_sheets.GpuFile | None) -> bool:
     """Return whether the plan would use this device; gpu=auto may use any."""
-    kind = _kind(plan)
     is_product = file is None or file.is_of(device.product)
     is_alike = (device.ranks, device.nodes) == (plan.ranks, plan.nodes)
-    return is_alike and kind in ("auto", device.kind) and is_product
-
-
-def _kind(plan: config.Plan) -> str:
-    """Return the kind of the plan's device, such as `cpu`, or `auto`."""
-    kind: str = plan.gpu["_target_"].split(".")[-2]  # of perfexp.devices.KIND.open_device
-    return kind
+    return is_alike and plan.device_kind in ("auto", device.kind) and is_product
 
 
 def _memory_lines(traced: Mapping[str, Any], plan: config.Plan) -> Iterator[str]:
@@ -199,8 +192,9 @@ def _memory_lines(traced: Mapping[str, Any], plan: config.Plan) -> Iterator[str]
             yield f"  {_largest_text(point, is_sheet=point['gpu'] == plan.gpu_name)}"
         else:
             lacks_capacity = True
-    if _kind(plan) == "cpu":
-        yield "of tensors alone; records of a CPU have the memory of the process"
+    if plan.device_kind == "cpu":
+        if lacks_capacity:
+            yield "of tensors alone; records of a CPU have the memory of the process"
         return
     if lacks_workspaces:
         yield (

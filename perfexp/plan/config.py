@@ -79,6 +79,12 @@ class Plan(PlanSchema):
         return self._name("gpu")
 
     @property
+    def device_kind(self) -> str:
+        """Return the kind of the device, such as `cpu`, or `auto`."""
+        kind: str = self.gpu["_target_"].split(".")[-2]  # of perfexp.devices.KIND.open_device
+        return kind
+
+    @property
     def profiler_name(self) -> str:
         """Return the profiler name in the configuration."""
         return self._name("profiler")

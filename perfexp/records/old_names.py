@@ -35,7 +35,8 @@ _OVERRIDE = re.compile(
 def arguments_of_today(arguments: Sequence[str]) -> list[str]:
     """Return a command line with current names: `["replicate=3"]` becomes `["processes=3"]`.
 
-    Every command line is translated before Hydra sees it. `decode.context` becomes `input_size`.
+    Every command line is translated before Hydra sees it. `decode.context` becomes `input_size`, and
+    `model=mine.py:Net` becomes `model=mine:Net`.
 
     Raises:
         UserError: `decode.context` without `mode=decode`.
@@ -48,7 +49,12 @@ def arguments_of_today(arguments: Sequence[str]) -> list[str]:
     def current(match: re.Match[str]) -> str:
         return match["sign"] + _TYPED[match["name"]]
 
-    return [_OVERRIDE.sub(current, text, count=1) for text in arguments]
+    return [
+        text.replace(".py:", ":")
+        if text.startswith("model=")
+        else _OVERRIDE.sub(current, text, count=1)
+        for text in arguments
+    ]
 
 
 def plan_of_today(plain: Mapping[str, Any], typed: Collection[str] = ()) -> dict[str, Any]:

@@ -164,7 +164,7 @@ def trial_key(key: Key) -> Key:
 def is_trial(key: Key) -> bool:
     """Return whether a key identifies a trial.
 
-    Reports and supervision leave trials out, because they only try whether a batch fits.
+    Reports leave trials out, because they only try whether a batch fits.
     """
     return key.phase.endswith(_TRIAL)
 

@@ -104,8 +104,7 @@ def seconds_left(left: Collection[Key], point_seconds: float | None) -> float | 
     num_profiles = sum(map(is_profile, left))
     if timed and point_seconds is None:
         return None
-    # a worker measures the points, another one the layers of a replicate
-    workers = {(key.replicate, is_layers(key)) for key in (*timed, *layers)}
+    workers = {key.replicate for key in (*timed, *layers)}
     seconds = len(timed) * (point_seconds or 0.0)
     if workers:
         seconds += _IMPORT_SECONDS + len(workers) * _START_SECONDS

@@ -39,7 +39,7 @@ def show(
     """
     left, times = zip(*map(_left, assignments), strict=True)
     total = _text(left, None if None in times else sum(filter(None, times)))
-    total += ", more if calls are slow" if any(times) else ""
+    total += ", more if calls are slow" if any(left) and None not in times else ""
     if sweep_run is None:
         lines = [str(subject(assignments[0].plain)), total + assignments[0].plan.scope]
         folders = [assignments[0].folder]

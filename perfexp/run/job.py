@@ -137,7 +137,7 @@ class ProgressRelay:
             self._estimate()
         text = str(point_key)
         if (mode := self._assignment.plan.mode.name) == "decode":
-            text = text.replace(point_key.phase, mode)
+            text = text.replace("inference", mode, 1)
         if key not in self._keys:
             self._progress.block(text)
         elif event["event"] == "point":

@@ -32,10 +32,10 @@ from perfexp.worker import points
 from perfexp.worker.workbench import Workbench, report_failure
 
 #: Functions that measure points with the whole procedure, by `--what`: trials of the largest batch,
-#: timed calls, and layers that the process of the timed calls did not measure.
+#: timed calls with their layers, and layers that are still missing.
 _MEASURES = {
     "trials": points.try_batch,
-    "timed": points.measure_points,
+    "timed": points.measure_replicate,
     "layers": points.dissect_points,
 }
 #: Questions about a plan: names of functions in `answers`.
@@ -93,9 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             bench = Workbench(plan, paths, emit)
             with bench.opened() as procedure:
-                goes_on = _MEASURES[what](procedure, plan, paths, replicate, emit)
-                if what == "timed" and goes_on:
-                    points.dissect_points(procedure, plan, paths, replicate, emit)
+                _MEASURES[what](procedure, plan, paths, replicate, emit)
     except Exception as error:
         return report_failure(error, emit)
     emit("finished")

@@ -182,7 +182,7 @@ class MemoryTrace:
 
     def workspace_bytes(self, peak: Peak) -> int:
         """Return the bytes that cuBLAS takes from torch's allocator on the plan's device."""
-        if self._gpu_name == "cpu":
+        if self._plan.device_kind == "cpu":
             return 0
         capability = str(self._facts.compute_capability or "").partition(".")[0]
         return peak.multiplying_threads * _CUBLAS_BYTES.get(capability, _OTHER_CUBLAS_BYTES)

@@ -40,8 +40,10 @@ def test_a_typed_class_becomes_an_option_with_the_typed_keys(mine):
 
 
 def test_the_file_of_a_class_may_be_typed_instead_of_its_module(mine):
-    node = own_models.nodes(["model=mine_here.py:TinyNet"])["mine_here.py:TinyNet"]
-    assert node["_target_"] == "mine_here.TinyNet"
+    words = ["gpu=cpu", "tracking=none"]
+    by_file = compose(["model=mine_here.py:TinyNet", *words])
+    assert by_file["model"]["_target_"] == "mine_here.TinyNet"
+    assert by_file == compose(["model=mine_here:TinyNet", *words])
 
 
 @pytest.mark.parametrize("keys", [("model.a=1", "model.a.b=2"), ("model.a.b=2", "model.a=1")])

@@ -103,7 +103,7 @@ def test_status_counts_points_and_estimates_the_rest(plan, tmp_path, capsys):
     [
         (["gpu=h200", "sweep=sizes"], ", ~22 s left"),
         (["gpu=cpu"], ", ~7.0 s left"),
-        (["gpu=cpu", "mode=train", "probes.layers=true", "probes.energy=true"], ", ~16 s left"),
+        (["gpu=cpu", "mode=train", "probes.layers=true", "probes.energy=true"], ", ~14 s left"),
         (["stopping=fixed"], ""),
         (["mode=train", "epochs=1"], ""),
     ],

@@ -245,7 +245,7 @@ def test_resume_refuses_a_cold_start_in_another_environment(run, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.always("README: layers")
-def test_layers_run_in_their_own_process_and_resume(run, tmp_path):
+def test_layers_follow_the_times_in_their_process_and_resume(run, tmp_path):
     arguments = (*FAKE, "probes.layers=true", "input_size=[64,96]", "output_dir=x")
     code, _, [record] = run(*arguments)
     assert code == 0
@@ -254,10 +254,15 @@ def test_layers_run_in_their_own_process_and_resume(run, tmp_path):
     assert [point.metric("layers/closure").reason for point in record.points[:2]] == [
         "the model is scripted: it has no layers"
     ] * 2
-    lines = (tmp_path / "x/details/points.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "x/details/points.jsonl").write_bytes(b"".join(lines[:-1]))
+    log, points = tmp_path / "x/details/run.log", tmp_path / "x/details/points.jsonl"
+    assert (log.read_text().count("--what=timed"), log.read_text().count("--what=")) == (1, 1)
+    lines = points.read_bytes().splitlines(keepends=True)
+    points.write_bytes(b"".join(lines[:-1]))
+    (tmp_path / "x/record.json").unlink()
     code, _, [record] = run(*arguments)
     assert (code, len(record.points)) == (0, 4)
+    assert (log.read_text().count("--what=layers"), log.read_text().count("--what=")) == (1, 2)
+    assert points.read_bytes().splitlines(keepends=True)[:-1] == lines[:-1]
     assert "Nothing is left" in run(*arguments)[1]
 
 

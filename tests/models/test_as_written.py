@@ -212,7 +212,7 @@ def test_the_command_measures_a_module_as_it_is(kind, options, tmp_path, monkeyp
     assert all(point.status is Status.OK for point in points)
     assert points[0].metric("work/flops").value
     written = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
-    assert len(written) == (2 if "probes.layers=true" in options else 1)
+    assert len(written) == 1
     for made, kept in written:
         assert {type_of_inputs for _, type_of_inputs, *_ in made} == {str(torch.Tensor)}
         plain = make(kind)

@@ -236,6 +236,36 @@ def test_points_get_the_status_of_their_failed_search(tmp_path, monkeypatch):
     ]
 
 
+def test_a_worker_that_dies_in_the_layers_leaves_the_others_to_the_next(tmp_path, monkeypatch):
+    timed = [WANTED[0], replace(WANTED[0], batch_size=4)]
+    layers = list(map(layers_key, timed))
+    plan = SimpleNamespace(
+        profiler={"_target_": "perfexp.measuring.profilers.NoProfiler"},
+        is_sparse=True,
+        timed_keys=lambda _: timed,
+        layer_keys=lambda _: layers,
+        **dict.fromkeys(("trial_keys", "first_prediction_keys", "profile_keys"), lambda _: []),
+    )
+    workers = []
+
+    def one_worker(job, what):
+        measured = timed if "--what=timed" in what else layers[1:]
+        supervisor._append(job.paths, [Point(key=key, status=Status.OK) for key in measured])
+        workers.append(what[0])
+        current = layers[0] if measured is timed else None
+        return supervisor._Ending(Status.KILLED, "the worker was ended by SIGKILL", current)
+
+    monkeypatch.setattr(supervisor, "prepare", lambda *_: "hash")
+    monkeypatch.setattr(supervisor, "_one_worker", one_worker)
+    job = supervisor.Supervisor(Assignment(plan=plan, plain={}, folder=tmp_path, name="run"))
+    job.paths.create()
+    job.prepare()
+    supervisor.measure(job, 0)
+    assert workers == ["--what=timed", "--what=layers"]
+    statuses = [Status.OK, Status.OK, Status.KILLED, Status.OK]
+    assert [one.status for one in supervisor.results(job)] == statuses
+
+
 @pytest.mark.parametrize("batch", [-4, -3, 1 << 40])
 def test_batches_that_cannot_be_are_ignored(batch):
     tried = [point(4), point(batch), point(batch, Status.OOM), point(LARGEST)]

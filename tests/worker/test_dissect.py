@@ -1,4 +1,4 @@
-"""The layers of a point, from a process of its own: what becomes of them whatever happens."""
+"""The layers of a point, after its times: what becomes of them whatever happens."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace

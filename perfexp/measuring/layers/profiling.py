@@ -38,11 +38,11 @@ from perfexp.timing.depth import samples_in_queue
 
 #: Default number of calls with times for every row.
 CALLS = 10
-#: Maximum number of calls per profile, and of events in all profiles of a step, each of which takes
-#: tens of microseconds: cuDNN's `fft` launches 133,000 kernels for one call of vgg16.
-_MOST_AT_ONCE, _MOST_EVENTS = 5, 500_000
-#: Minimum number of calls, whatever their number of events.
-_LEAST_CALLS = 3
+#: Maximum number of calls per profile, to limit its number of events.
+_MOST_AT_ONCE = 5
+#: A call with more events is profiled only a few times, because each event takes tens of
+#: microseconds: cuDNN's `fft` launches 133,000 kernels for one call of vgg16.
+_MANY_EVENTS, _FEW_CALLS = 50_000, 3
 #: The queue is held for this multiple of the time to issue the calls under the profiler, plus the
 #: extra.
 _HOLD_FACTOR, _HOLD_EXTRA_SECONDS = 1.5, 1e-3
@@ -108,7 +108,7 @@ def profile_layers(
     Args:
         model: the model that the step calls.
         clean_seconds: `device` time of a call without a profiler; None if it was not measured.
-        calls: number of calls to profile; fewer of a call with many thousand kernels.
+        calls: number of calls to profile; three if a call has many thousand kernels.
         first: whether this is the first profile in the process.
         capture: captures a step beyond the queue depth as a graph, or returns None if that is
             impossible; None for a step within the queue depth.
@@ -293,7 +293,7 @@ class _Rounds:
 
 def _limited(calls: int, events: Sequence[ProfilerEvent]) -> int:
     """Return the number of calls to profile, given the events of one call."""
-    return min(calls, max(_LEAST_CALLS, _MOST_EVENTS // max(len(events), 1)))
+    return calls if len(events) <= _MANY_EVENTS else min(calls, _FEW_CALLS)
 
 
 class Pattern:

@@ -143,8 +143,7 @@ def profiled(monkeypatch, machine, clean=CALL_SECONDS, calls=10, model=None, **s
         machine,
         clean_seconds=clean,
         calls=calls,
-        profiler=machine.profiler,
-        **settings,
+        **({"profiler": machine.profiler} | settings),
     )
 
 
@@ -229,13 +228,18 @@ def test_all_calls_of_a_round_are_held_for_two_seconds_at_most(monkeypatch):
 
 
 @pytest.mark.parametrize("queue_depth", [1000, 4])
-def test_calls_of_many_kernels_are_profiled_less_often(monkeypatch, queue_depth):
-    few = {"queue_depth": queue_depth, "launches": 6, "slower": 40.0, "enqueue_seconds": 20e-6}
-    events = 4 * 6 * 2  # a launch and its kernel
-    monkeypatch.setattr(profiling, "_MOST_EVENTS", 10 * events)
-    assert 3 < profiled(monkeypatch, Machine(**few)).calls < 10
-    monkeypatch.setattr(profiling, "_MOST_EVENTS", events)
-    assert profiled(monkeypatch, Machine(**few)).calls == 3
+@pytest.mark.parametrize(("more", "calls"), [(0, 10), (-1, 3)])
+def test_calls_of_many_kernels_are_profiled_less_often(monkeypatch, queue_depth, more, calls):
+    machine = Machine(queue_depth=queue_depth, launches=6, slower=40.0, enqueue_seconds=20e-6)
+    profiles = []
+
+    def profiler(run):
+        profiles.append(len(machine.profiler(run)))
+        return list(machine.events)
+
+    profiled(monkeypatch, machine, profiler=profiler)
+    monkeypatch.setattr(profiling, "_MANY_EVENTS", profiles[1] + more)  # of a single call
+    assert profiled(monkeypatch, machine).calls == calls
 
 
 def captured(machine, names, *, data=True):
