@@ -468,7 +468,7 @@ def test_user_error_leaves_no_folder_and_no_time_estimate(run, tmp_path, argumen
         (
             "-m experiment=quick model.name=a,b",
             0,
-            ["  2 runs, 20 points in 5 processes, about 4 min 46 s", "outputs/2_quick/"],
+            ["  2 runs, 20 points in 5 processes, about 4 min 43 s", "outputs/2_quick/"],
         ),
         ("stopping=fixed", 0, ["  1 point, time unknown"]),
         ("batch_size=0", 2, ["batch_size=0 is not a batch size"]),
