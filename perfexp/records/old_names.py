@@ -35,8 +35,8 @@ _OVERRIDE = re.compile(
 def arguments_of_today(arguments: Sequence[str]) -> list[str]:
     """Return a command line with current names: `["replicate=3"]` becomes `["processes=3"]`.
 
-    Every command line is translated before Hydra sees it. `decode.context` becomes `input_size`, and
-    `model=mine.py:Net` becomes `model=mine:Net`.
+    Every command line is translated before Hydra sees it. `decode.context` becomes `input_size`,
+    and `model=mine.py:Net` becomes `model=mine:Net`.
 
     Raises:
         UserError: `decode.context` without `mode=decode`.

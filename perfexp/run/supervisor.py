@@ -1,7 +1,7 @@
 """Have workers measure a plan's points; every point gets a result even if a worker dies.
 
-A worker measures all missing points of one kind and replicate, and appends each to points.jsonl. The
-first replicate's layers follow in the same worker. If it dies, the point in progress gets the
+A worker measures all missing points of one kind and replicate, and appends each to points.jsonl.
+The first replicate's layers follow in the same worker. If it dies, the point in progress gets the
 reason as its result, and another worker measures the rest. Profiles come last, each in its own
 process.
 """
