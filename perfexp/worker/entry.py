@@ -35,7 +35,7 @@ from perfexp.worker.workbench import Workbench, report_failure
 #: timed calls with their layers, and layers that are still missing.
 _MEASURES = {
     "trials": points.try_batch,
-    "timed": points.measure_replicate,
+    "timed": points.measure_points,
     "layers": points.dissect_points,
 }
 #: Questions about a plan: names of functions in `answers`.
@@ -93,7 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             bench = Workbench(plan, paths, emit)
             with bench.opened() as procedure:
-                _MEASURES[what](procedure, plan, paths, replicate, emit)
+                if _MEASURES[what](procedure, plan, paths, replicate, emit):  # all was timed
+                    points.dissect_points(procedure, plan, paths, replicate, emit)
     except Exception as error:
         return report_failure(error, emit)
     emit("finished")

@@ -60,7 +60,8 @@ def measure_points(
             unchanged(model),
             bench.opened() as procedure,
         ):
-            points.measure_replicate(procedure, plan, paths, 0, emit)
+            if points.measure_points(procedure, plan, paths, 0, emit):
+                points.dissect_points(procedure, plan, paths, 0, emit)
     finally:
         gc.unfreeze()  # the workbench froze the caller's objects
 

@@ -63,14 +63,6 @@ _NO_ENERGY = "measured at other points (sweep.anchors) and predicted here"
 _SHOWN_PROBLEMS = 20
 
 
-def measure_replicate(
-    procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events
-) -> None:
-    """Measure a replicate's timed points, then their layers, unless its device is lost."""
-    if measure_points(procedure, plan, paths, replicate, emit):
-        dissect_points(procedure, plan, paths, replicate, emit)
-
-
 def measure_points(
     procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events
 ) -> bool:

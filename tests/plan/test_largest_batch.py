@@ -236,7 +236,7 @@ def test_points_get_the_status_of_their_failed_search(tmp_path, monkeypatch):
     ]
 
 
-def test_a_worker_that_dies_in_the_layers_leaves_the_others_to_the_next(tmp_path, monkeypatch):
+def test_a_worker_that_dies_in_layers_leaves_others_to_the_next(tmp_path, monkeypatch):
     timed = [WANTED[0], replace(WANTED[0], batch_size=4)]
     layers = list(map(layers_key, timed))
     plan = SimpleNamespace(
