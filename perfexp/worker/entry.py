@@ -32,7 +32,7 @@ from perfexp.worker import points
 from perfexp.worker.workbench import Workbench, report_failure
 
 #: Functions that measure points with the whole procedure, by `--what`: trials of the largest batch,
-#: timed calls with their layers, and layers that are still missing.
+#: timed calls, and layers that did not follow them in the same process.
 _MEASURES = {
     "trials": points.try_batch,
     "timed": points.measure_points,
