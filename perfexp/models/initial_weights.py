@@ -22,8 +22,10 @@ from perfexp.host import fork_server
 
 #: Weights are kept between workers up to this share of the free memory.
 _MOST_OF_MEMORY = 0.05
-#: Functions in torch.nn.init and torch.Tensor that fill a parameter with random values.
-_DRAWS = {"normal_", "uniform_", "erfinv_", "kaiming_normal_", "kaiming_uniform_"}
+#: Functions in torch.nn.init and torch.Tensor that fill a parameter with random values, and those
+#: by which torch's `trunc_normal_` goes on.
+_DRAWS = {"normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_"}
+_DRAWS |= {"erfinv_", "mul_", "add_", "clamp_"}
 
 
 class _Undrawn(TorchFunctionMode):

@@ -84,10 +84,10 @@ class Track:
         if self._known_tick_seconds is not None or self._is_tick_fixed or len(self.ticks) < _TICKS:
             return self._known_tick_seconds
         times, widths, _ = np.asarray(self.ticks).T
+        about_seconds = np.median(np.diff(times))
         times = times[widths <= 2 * np.quantile(widths, 0.25)]  # most precise ticks
-        steps = np.diff(times)
         # without the less precise ticks, a step may span several periods
-        periods = np.round(steps / np.median(steps)).sum() if len(steps) else 0
+        periods = np.round(np.diff(times) / about_seconds).sum()
         if not periods:
             return None
         return float((times[-1] - times[0]) / periods)

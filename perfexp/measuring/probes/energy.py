@@ -105,11 +105,13 @@ class _Earlier(msgspec.Struct):
     Attributes:
         time: end of its windows, in seconds of the host's clock, which all processes share.
         window_seconds: length of the windows.
+        follows_calls: whether calls came before, which warm the device.
         content: facts of the meters.
     """
 
     time: float
     window_seconds: float
+    follows_calls: bool
     watts: float
     half_width: float | None
     content: list[dict[str, Any]]
@@ -145,7 +147,9 @@ class EnergyProcedure:
     beside: Beside = threaded
     #: Idle powers in order: before the first point, then after points.
     _idle: list[Power | _Earlier] = field(default_factory=list)
+    #: End of the last idle power, and whether calls came before it.
     _idle_time: float = 0.0
+    _follows_calls: bool = False
     #: Interval between ticks of each meter's counter, by meter name.
     _tick_seconds: dict[str, float] = field(default_factory=dict)
     #: Points in a row with a counter and an integral that disagree.
@@ -172,7 +176,10 @@ class EnergyProcedure:
                 if 0 <= age < _IDLE_SECONDS and earlier.window_seconds >= self.rules.window_seconds:
                     for facts in earlier.content:
                         facts["age_seconds"] = round(age, 1)
+                        if tick_seconds := facts.get("tick_seconds"):
+                            self._tick_seconds[facts["name"]] = tick_seconds
                     self._idle.append(earlier)
+                    self._idle_time, self._follows_calls = earlier.time, earlier.follows_calls
         if not self._idle and self.detected.meters:
             self._measure_idle(self.rules)
         return self._idle[0] if self._idle else None
@@ -180,10 +187,11 @@ class EnergyProcedure:
     def rest(self) -> None:
         """Measure the idle power again, after a pause for the power to settle.
 
-        One that follows earlier calls serves for two minutes.
+        One that follows earlier calls, also of another process, serves for two minutes.
         """
-        if len(self._idle) > 1 and self._now() - self._idle_time < _IDLE_SECONDS:
+        if self._follows_calls and self._now() - self._idle_time < _IDLE_SECONDS:
             return
+        self._follows_calls = True
         window_seconds = min(self.rules.window_seconds, _REST_WINDOW_SECONDS)
         self._measure_idle(
             replace(self.rules, plateau_seconds=_REST_SECONDS, window_seconds=window_seconds)
@@ -202,6 +210,7 @@ class EnergyProcedure:
             earlier = _Earlier(
                 time=self._idle_time,
                 window_seconds=rules.window_seconds,
+                follows_calls=self._follows_calls,
                 watts=watts.value,
                 half_width=watts.half_width,
                 content=power.facts(),

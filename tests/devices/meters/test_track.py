@@ -76,6 +76,13 @@ def test_a_change_is_no_older_than_a_period():
     assert track.ticks == [pytest.approx((0.4, 0.2, 7.0))]
 
 
+def test_precise_ticks_far_apart_are_several_periods_apart():
+    track = Track(Told(), lambda: 0.0)
+    widths = [1e-3, 0.05, 0.05, 0.06, 0.05, 1e-3]
+    track.ticks = [Tick(0.1 * at, width, float(at)) for at, width in enumerate(widths)]
+    assert track.tick_seconds == pytest.approx(0.1)
+
+
 @given(st.lists(st.floats(1.0, 1000.0), min_size=7, max_size=40))
 def test_the_integral_is_the_trapezoid_rule(watts):
     meter = Told(watts=watts)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfexp.devices.cpu import CpuDevice
 from perfexp.devices.fake import FakeDevice
-from perfexp.devices.meters import DeviceMeters, PowerKind, combine, none_because
+from perfexp.devices.meters import DeviceMeters, PowerKind, Reading, combine, none_because
 from perfexp.devices.meters.watch import Rules
 from perfexp.errors import UserError
 from perfexp.measuring.probes import energy as energy_probe
@@ -365,6 +365,34 @@ def test_a_later_process_takes_an_idle_power_of_two_minutes(tmp_path, monkeypatc
     for file in tmp_path.glob("*.json"):
         file.write_text('{"findings": {"idle": {"time": 0}}}')
     assert idle_watts(80.0)[0] == pytest.approx(80.0, rel=0.01)
+
+
+def test_a_rest_after_calls_serves_the_next_process_for_two_minutes(tmp_path):
+    device = Logged(enqueue_seconds=10e-6)
+
+    def rested(watts):
+        """As a new process: the facts of its energy, and the seconds of its rest."""
+        meter = meter_of(device, Load(device, 300.0, watts))
+        measuring = procedure(device, meter, cache=tmp_path)
+        measuring.idle()
+        plateau = measuring.plateau(launching(device, 1e-3))
+        begun = device.now_ns()
+        measuring.rest()
+        taken = (device.now_ns() - begun) * 1e-9
+        return measuring.report(plateau, {"call": Reading(1.0)}).facts, taken
+
+    first, taken = rested(100.0)
+    assert taken > 2, "the idle power before it followed no calls"
+    second, taken = rested(90.0)
+    assert taken == 0
+    assert "idle_last" not in second
+    [idle], [last] = second["idle"], first["idle_last"]
+    assert idle["counter_watts"] == last["counter_watts"]
+    assert second["meters"][0]["tick_seconds"] == last["tick_seconds"], "not sought again"
+    device.launch(0.0, 121.0)
+    third, taken = rested(90.0)
+    assert taken > 2
+    assert third["idle"][0]["counter_watts"] == pytest.approx(90.0, rel=0.01)
 
 
 @pytest.mark.parametrize("launches", [1, 300, 900, 3000])
