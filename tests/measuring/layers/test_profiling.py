@@ -242,6 +242,19 @@ def test_calls_of_many_kernels_are_profiled_less_often(monkeypatch, queue_depth,
     assert profiled(monkeypatch, machine).calls == calls
 
 
+@pytest.mark.parametrize("queue_depth", [1000, 4])
+@pytest.mark.parametrize("as_graph", [True, False])
+def test_a_call_of_too_many_kernels_has_a_reason_and_no_layers(monkeypatch, queue_depth, as_graph):
+    machine = Machine(queue_depth=queue_depth, launches=6, slower=40.0, enqueue_seconds=20e-6)
+    capture = captured(machine, WORK) if as_graph else None
+    monkeypatch.setattr(profiling, "_MOST_KERNELS", 6 * len(WORK))
+    assert profiled(monkeypatch, machine, capture=capture).calls > 0
+    monkeypatch.setattr(profiling, "_MOST_KERNELS", 6 * len(WORK) - 1)
+    times = profiled(monkeypatch, machine, capture=capture)
+    assert (times.calls, times.doubts) == (0, [])
+    assert f"a call launches {6 * len(WORK)} kernels" in times.reason
+
+
 def captured(machine, names, *, data=True):
     """Makes the step one whose call launches these kernels at once, and maybe copies its data before."""
 
