@@ -72,7 +72,7 @@ class ProgressRelay:
     """Listener that forwards a worker's events to the progress display.
 
     A worker sends `point` when a point begins, `block` for each step within it, and `done` at its
-    end.
+    end, or `left` if another worker has to measure it.
 
     Args:
         progress: the display.

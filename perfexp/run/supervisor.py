@@ -435,7 +435,7 @@ def _one_worker(
         nonlocal current
         if event["event"] == "point":
             current = msgspec.convert(event["key"], Key)
-        elif event["event"] == "done":
+        elif event["event"] in ("done", "left"):
             current = None
         if profile is not None:
             profile.update(event.get("profile") or {})

@@ -152,13 +152,23 @@ def _report_problems(data: Data, emit: Events) -> None:
 
 
 def dissect_points(
-    procedure: Procedure, plan: config.Plan, paths: RunPaths, replicate: int, emit: Events
+    procedure: Procedure,
+    plan: config.Plan,
+    paths: RunPaths,
+    replicate: int,
+    emit: Events,
+    *,
+    has_timed: bool = False,
 ) -> None:
     """Measure the layers of timed points, as separate points.
 
     The process times nothing after them, because profilers slow it permanently. A point that has no
     layer times, because its own measurement failed, is appended as such. Stops early if the device
     is lost.
+
+    Args:
+        has_timed: whether this process has timed the points. If it runs out of memory, a fresh
+            process may have enough, so this point and the rest are left to it.
     """
     timed_points = {point.key: point for point in read_points(paths.points)}
     left = _missing(plan.layer_keys(timed_points.values()), paths, replicate)
@@ -174,6 +184,9 @@ def dissect_points(
         if timed and timed.status is Status.OK:
             point = dissect(procedure, key, timed, first=is_first)
             is_first = is_first and "layers" not in point.facts
+            if has_timed and point.status is Status.OOM:
+                emit("left")
+                break
         else:
             point = not_tried(key, timed)
         append(point, paths, emit)

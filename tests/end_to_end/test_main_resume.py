@@ -266,6 +266,37 @@ def test_layers_follow_the_times_in_their_process_and_resume(run, tmp_path):
     assert "Nothing is left" in run(*arguments)[1]
 
 
+#: A model whose layers need more memory than is left in the process that timed it, or in any process.
+TIGHT = """
+import sys
+import torch
+
+class Tight(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc, self.has_timed = torch.nn.Linear(3, 2), not {fits}
+
+    def forward(self, images):
+        if "perfexp.measuring.layers_pass" not in sys.modules:
+            self.has_timed = True
+        elif self.has_timed:
+            raise MemoryError("no room for layers")
+        return self.fc(images.mean((2, 3)))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fits", "status"), [(True, Status.OK), (False, Status.OOM)])
+def test_layers_out_of_memory_are_left_to_a_fresh_process(run, tmp_path, fits, status):
+    (tmp_path / "tight.py").write_text(TIGHT.format(fits=fits))
+    arguments = ("model=tight.py:Tight", "gpu=cpu", "input_size=[32,64]", "probes.layers=true")
+    _, printed, [record] = run(*arguments, "tracking=none", "stopping=fixed", "output_dir=x")
+    assert [point.status for point in record.points] == [Status.OK, Status.OK, status, status]
+    log = (tmp_path / "x/details/run.log").read_text()
+    assert (log.count("--what=timed"), log.count("--what=layers")) == (1, 1)
+    assert ("no room for layers" in printed) is not fits
+
+
 @pytest.mark.slow
 def test_layers_of_a_failed_point_are_not_tried_or_kept(run, tmp_path):
     arguments = (*FAKE, "probes.layers=true", "batch_size=[1,100]", "output_dir=x")
