@@ -23,7 +23,7 @@ from perfexp.host import fork_server
 #: Weights are kept between workers up to this share of the free memory.
 _MOST_OF_MEMORY = 0.05
 #: Functions in torch.nn.init and torch.Tensor that fill a parameter with random values, and those
-#: by which torch's `trunc_normal_` goes on.
+#: that `trunc_normal_`, timm's and torch 2.11's, applies to the values that it has drawn.
 _DRAWS = {"normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_"}
 _DRAWS |= {"erfinv_", "mul_", "add_", "clamp_"}
 

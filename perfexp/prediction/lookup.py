@@ -24,6 +24,7 @@ from perfexp.prediction.predictions import (
 from perfexp.records import diagnostics
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.layer_lines import name_of, pass_of, seconds_of
+from perfexp.records.quantities import CLOSURE
 from perfexp.records.record import Key, Record, timed_key
 from perfexp.statistics.conformal import LEVEL
 from perfexp.statistics.estimators import Interval, Samples
@@ -116,9 +117,12 @@ def layers_at(key: Key, record: Record) -> list[PredictedLayer]:
     pixels = sorted(tables)
     shared = sorted(set.intersection(*map(set, tables.values()))) if tables else []
     if len(pixels) < LEAST_ANCHORS or not shared or not pixels[0] <= key.pixels <= pixels[-1]:
+        closures = (point.metric(CLOSURE) for point in record.points)
+        reasons = (metric.reason for metric in closures if metric and metric.reason)
         raise UserError(
             f"{record.name} has layers at {len(pixels)} sizes of this batch; a prediction needs "
-            f"{LEAST_ANCHORS} sizes around its own. Measure with sweep=sparse probes.layers=true."
+            f"{LEAST_ANCHORS} sizes around its own. "
+            + next(reasons, "Measure with sweep=sparse probes.layers=true.")
         )
     times = [[seconds_of(tables[size][name]) for size in pixels] for name in shared]
     middle, half_width = rows_between(np.log(pixels), np.log(times), float(np.log(key.pixels)))

@@ -323,9 +323,7 @@ NET_IMAGE_ENERGY = _quantity(
 )
 NET_EPOCH_ENERGY = _quantity("energy/net_per_epoch_joules", "Energy per epoch above the idle power")
 POWER = _quantity("energy/power_mean_watts", "Mean power in the windows", csv="power_mean_w")
-IDLE_POWER = _quantity(
-    "energy/idle_power_watts", "Power before and after, model loaded, nothing running"
-)
+IDLE_POWER = _quantity("energy/idle_power_watts", "Power with the model loaded and nothing running")
 COUNTER_POWER = _quantity("energy/counter_power_watts", "Power by the energy counter")
 INTEGRAL_POWER = _quantity("energy/integral_power_watts", "Power by integrated power readings")
 DIFFERENCE = _quantity("energy/integral_difference", "Relative difference between the two")

@@ -61,6 +61,20 @@ def test_weights_are_read_instead_of_drawn(file):
     assert not any(tensor.any() for tensor in opened("resnet18", 1)[0].values())
 
 
+def test_values_that_are_read_are_not_worked_on_before(file):
+    class Truncated(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.full((2, 3), 2.0))
+            with torch.no_grad():
+                self.before = self.weight.uniform_().erfinv_().mul_(2).add_(1).clamp_(-1, 1).clone()
+
+    drawn, read = (initialized(Truncated, "truncated", seed=1) for _ in range(2))
+    assert torch.equal(read.weight, drawn.weight)
+    assert torch.equal(drawn.before, drawn.weight)
+    assert torch.equal(read.before, torch.full((2, 3), 2.0))
+
+
 @pytest.mark.parametrize(("name", "seed"), [("resnet18", 2), ("resnet34", 1)])
 def test_another_model_or_seed_has_weights_of_its_own(name, seed, file, monkeypatch):
     opened("resnet18", 1)

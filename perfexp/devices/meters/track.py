@@ -84,8 +84,11 @@ class Track:
         if self._known_tick_seconds is not None or self._is_tick_fixed or len(self.ticks) < _TICKS:
             return self._known_tick_seconds
         times, widths, _ = np.asarray(self.ticks).T
-        about_seconds = np.median(np.diff(times))
-        times = times[widths <= 2 * np.quantile(widths, 0.25)]  # most precise ticks
+        steps = np.diff(times)
+        (precise,) = np.nonzero(widths <= 2 * np.quantile(widths, 0.25))
+        times, are_neighbors = times[precise], np.diff(precise) == 1
+        # a tick that is seen late shifts the steps on both sides
+        about_seconds = np.median(np.diff(times)[are_neighbors] if are_neighbors.any() else steps)
         # without the less precise ticks, a step may span several periods
         periods = np.round(np.diff(times) / about_seconds).sum()
         if not periods:

@@ -112,7 +112,8 @@ def profile_layers(
     Args:
         model: the model that the step calls.
         clean_seconds: `device` time of a call without a profiler; None if it was not measured.
-        calls: number of calls to profile; three if a call has many thousand kernels.
+        calls: number of calls to profile; three if a call has many thousand kernels, and none if it
+            has more than 100,000.
         first: whether this is the first profile in the process.
         capture: captures a step beyond the queue depth as a graph, or returns None if that is
             impossible; None for a step within the queue depth.
@@ -216,7 +217,7 @@ class _Rounds:
             graph, self.device, self.marker, self.profiler, first=False, identify=pattern.identify
         )
         unmatched = 1.0
-        with suppress(Opaque):  # the profiler saw nothing of a replay
+        with suppress(Opaque):  # the profiler saw nothing of a replay, or too much
             times = rounds.profile_calls(calls)
             if pattern.replays:
                 unmatched = max(unattributed_share(times), 1 - pattern.least_found)
@@ -231,8 +232,8 @@ class _Rounds:
     def _discard_first(self) -> None:
         """Take and discard the process's first profile, which is late and slow."""
         if self.first:
-            self._round(1, 0.0)
             self.first = False
+            _limited(1, self._profiled(self._call))
 
     def _profile_unheld(self, calls: int) -> Sequence[CallTimes]:
         """Profile calls without holding the queue; the device may wait for the host in between.
@@ -267,6 +268,9 @@ class _Rounds:
 
         Returns:
             The host's seconds to issue the call, and how many calls to profile by its events.
+
+        Raises:
+            Opaque: the call has more kernels than can be profiled.
         """
         seconds: list[float] = []
 
@@ -303,8 +307,8 @@ def _limited(calls: int, events: Sequence[ProfilerEvent]) -> int:
     """
     if (kernels := sum(event.is_kernel for event in events)) > _MOST_KERNELS:
         raise Opaque(
-            f"a call launches {kernels:,} kernels; with more than {_MOST_KERNELS:,} the profiler's "
-            "own work distorts their times"
+            f"a call launches {kernels:,} kernels and copies; with more than {_MOST_KERNELS:,} the "
+            "profiler's own work distorts their times"
         )
     return calls if len(events) <= _MANY_EVENTS else min(calls, _FEW_CALLS)
 

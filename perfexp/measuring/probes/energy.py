@@ -1,14 +1,15 @@
 """Energy per call: the mean power of a plateau of calls times the time of a call.
 
 A plateau is a period of calls that is long enough for the power to become constant. Only its
-windows count, each from one tick of the energy counter to another. The idle power is measured
-before and after, and net energy leaves it out. `procedure` measures a plateau in the loop and one
-with graph replays ("queued"), which keep the device busy. Meters and their mathematics are in
-`devices/meters`.
+windows count, each from one tick of the energy counter to another. Net energy leaves out the idle
+power, which is measured before and after, or was measured shortly before. `procedure` measures a
+plateau in the loop and one with graph replays ("queued"), which keep the device busy. Meters and
+their mathematics are in `devices/meters`.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -42,9 +43,9 @@ from perfexp.timing.collecting import Call, undisturbed
 _WORKED_SHARE = 0.5
 #: Pause before the windows of an idle power that follows calls, and their maximum length.
 _REST_SECONDS, _REST_WINDOW_SECONDS = 1.0, 1.0
-#: How long an idle power that follows calls holds for later points and processes. On an H200 it
-#: stayed within 1.3 % for twelve minutes of measurements.
-_IDLE_SECONDS = 120.0
+#: How long an idle power that follows calls holds for later points and processes, and how far it
+#: may drift as a fraction. On an H200 it stayed within 1.3 % for twelve minutes of measurements.
+_IDLE_SECONDS, _IDLE_DRIFT = 120.0, 0.013
 #: Key of the last idle power in its cache, and Linux's identity of the time since the host's start.
 _IDLE, _BOOT = "idle", Path("/proc/sys/kernel/random/boot_id")
 #: After this many points in a row with a counter and an integral that disagree, later points no
@@ -105,13 +106,15 @@ class _Earlier(msgspec.Struct):
     Attributes:
         time: end of its windows, in seconds of the host's clock, which all processes share.
         window_seconds: length of the windows.
-        follows_calls: whether calls came before, which warm the device.
+        follows_calls: whether `rest` measured it, after calls, which warm the device.
+        tick_seconds: interval between ticks of each meter's counter, by meter name.
         content: facts of the meters.
     """
 
     time: float
     window_seconds: float
     follows_calls: bool
+    tick_seconds: dict[str, float]
     watts: float
     half_width: float | None
     content: list[dict[str, Any]]
@@ -119,8 +122,9 @@ class _Earlier(msgspec.Struct):
 
     @property
     def mean_watts(self) -> Reading:
-        """Return the power with its interval."""
-        return Reading(self.watts, half_width=self.half_width)
+        """Return the power with its interval, which includes a drift since then."""
+        drift_watts = _IDLE_DRIFT * self.watts
+        return Reading(self.watts, half_width=math.hypot(self.half_width or 0.0, drift_watts))
 
     def facts(self) -> list[dict[str, Any]]:
         """Return the facts, as of a `Power`."""
@@ -145,9 +149,9 @@ class EnergyProcedure:
     rules: Rules = field(default_factory=Rules)
     sleep: Callable[[float], None] = time.sleep
     beside: Beside = threaded
-    #: Idle powers in order: before the first point, then after points.
+    #: Idle powers in order: before this process's points, if measured, then after points.
     _idle: list[Power | _Earlier] = field(default_factory=list)
-    #: End of the last idle power, and whether calls came before it.
+    #: End of the last idle power, and whether it holds for later points.
     _idle_time: float = 0.0
     _follows_calls: bool = False
     #: Interval between ticks of each meter's counter, by meter name.
@@ -165,9 +169,9 @@ class EnergyProcedure:
                 self._stored = JsonCache(self.cache, context)
 
     def idle(self) -> Power | _Earlier | None:
-        """Return the power of the idle device before any measurement; None without a meter.
+        """Return the first idle power of this process; None without a meter.
 
-        It is measured at the first request, unless another process has just done so.
+        It is measured at the first request, unless another process did so within two minutes.
         """
         if not self._idle and self._stored:
             with suppress(msgspec.ValidationError):
@@ -176,41 +180,44 @@ class EnergyProcedure:
                 if 0 <= age < _IDLE_SECONDS and earlier.window_seconds >= self.rules.window_seconds:
                     for facts in earlier.content:
                         facts["age_seconds"] = round(age, 1)
-                        if tick_seconds := facts.get("tick_seconds"):
-                            self._tick_seconds[facts["name"]] = tick_seconds
+                    self._tick_seconds |= earlier.tick_seconds
                     self._idle.append(earlier)
-                    self._idle_time, self._follows_calls = earlier.time, earlier.follows_calls
+                    # a CPU's idle power depends on other work
+                    is_valid = earlier.follows_calls and self.device.asynchronous
+                    self._idle_time, self._follows_calls = earlier.time, is_valid
         if not self._idle and self.detected.meters:
             self._measure_idle(self.rules)
         return self._idle[0] if self._idle else None
 
     def rest(self) -> None:
-        """Measure the idle power again, after a pause for the power to settle.
+        """Measure the idle power after calls, after a pause for the power to settle.
 
-        One that follows earlier calls, also of another process, serves for two minutes.
+        Nothing is measured if one that followed calls, of this process or of another on the same
+        GPU, is under two minutes old.
         """
         if self._follows_calls and self._now() - self._idle_time < _IDLE_SECONDS:
             return
-        self._follows_calls = True
         window_seconds = min(self.rules.window_seconds, _REST_WINDOW_SECONDS)
         self._measure_idle(
-            replace(self.rules, plateau_seconds=_REST_SECONDS, window_seconds=window_seconds)
+            replace(self.rules, plateau_seconds=_REST_SECONDS, window_seconds=window_seconds),
+            follows_calls=True,
         )
 
-    def _measure_idle(self, rules: Rules) -> None:
+    def _measure_idle(self, rules: Rules, *, follows_calls: bool = False) -> None:
         """Measure the power of the idle device and add it to the idle powers."""
         self.device.synchronize()
         tracks = self._tracks()
         power = Power(Watch(tracks, self._now, rules).run(self.sleep), tracks)
         self._idle.append(power)
-        self._idle_time = self._now()
+        self._idle_time, self._follows_calls = self._now(), follows_calls
         self._remember(tracks)
         watts = power.mean_watts
         if self._stored and watts.value is not None and not power.doubts:
             earlier = _Earlier(
                 time=self._idle_time,
                 window_seconds=rules.window_seconds,
-                follows_calls=self._follows_calls,
+                follows_calls=follows_calls,
+                tick_seconds=self._tick_seconds,
                 watts=watts.value,
                 half_width=watts.half_width,
                 content=power.facts(),
@@ -278,6 +285,8 @@ class EnergyProcedure:
         queued: Plateau | Reading | None = None,
     ) -> Energy:
         """Return the energy figures for a plateau, net of the mean of the last two idle powers.
+
+        With a single idle power, of another process, they are net of that.
 
         Args:
             plateau: calls in the loop; None without a meter.

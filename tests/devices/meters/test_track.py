@@ -76,11 +76,26 @@ def test_a_change_is_no_older_than_a_period():
     assert track.ticks == [pytest.approx((0.4, 0.2, 7.0))]
 
 
-def test_precise_ticks_far_apart_are_several_periods_apart():
+@pytest.mark.parametrize(
+    ("period", "times", "widths"),
+    [
+        (0.1, [0, 0.1, 0.2, 0.3, 0.4, 0.5], [1e-3, 0.05, 0.05, 0.06, 0.05, 1e-3]),
+        (0.1, [0, 0.0966, 0.1967, 0.4269, 0.6986], [0.0053, 0.0043, 0.0036, 0.3676, 0.0039]),
+        (0.1, [0, 0.2577, 0.4999, 0.5999, 0.6999], [5e-4, 0.3499, 5e-4, 5e-4, 5e-4]),
+        (
+            0.02,
+            [0, 0.02, 0.1746, 0.3402, 0.3602, 0.5918],
+            [5e-4] * 2 + [0.2947, 5e-4, 5e-4, 0.4477],
+        ),
+    ],
+)
+def test_ticks_seen_late_or_not_at_all_leave_the_period_as_it_is(period, times, widths):
     track = Track(Told(), lambda: 0.0)
-    widths = [1e-3, 0.05, 0.05, 0.06, 0.05, 1e-3]
-    track.ticks = [Tick(0.1 * at, width, float(at)) for at, width in enumerate(widths)]
-    assert track.tick_seconds == pytest.approx(0.1)
+    track.ticks = [
+        Tick(at, width, float(number))
+        for number, (at, width) in enumerate(zip(times, widths, strict=True))
+    ]
+    assert track.tick_seconds == pytest.approx(period, rel=0.01)
 
 
 @given(st.lists(st.floats(1.0, 1000.0), min_size=7, max_size=40))

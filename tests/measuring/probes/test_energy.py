@@ -367,32 +367,70 @@ def test_a_later_process_takes_an_idle_power_of_two_minutes(tmp_path, monkeypatc
     assert idle_watts(80.0)[0] == pytest.approx(80.0, rel=0.01)
 
 
-def test_a_rest_after_calls_serves_the_next_process_for_two_minutes(tmp_path):
-    device = Logged(enqueue_seconds=10e-6)
+class Resting:
+    """A new process of those that share a folder; `idle` as the first call, then `rest`."""
 
-    def rested(watts):
-        """As a new process: the facts of its energy, and the seconds of its rest."""
+    def __init__(self, device, folder, watts):
         meter = meter_of(device, Load(device, 300.0, watts))
-        measuring = procedure(device, meter, cache=tmp_path)
-        measuring.idle()
-        plateau = measuring.plateau(launching(device, 1e-3))
-        begun = device.now_ns()
-        measuring.rest()
-        taken = (device.now_ns() - begun) * 1e-9
-        return measuring.report(plateau, {"call": Reading(1.0)}).facts, taken
+        self.device, self.measuring = device, procedure(device, meter, cache=folder)
+        self.measuring.idle()
 
-    first, taken = rested(100.0)
-    assert taken > 2, "the idle power before it followed no calls"
-    second, taken = rested(90.0)
-    assert taken == 0
-    assert "idle_last" not in second
-    [idle], [last] = second["idle"], first["idle_last"]
-    assert idle["counter_watts"] == last["counter_watts"]
-    assert second["meters"][0]["tick_seconds"] == last["tick_seconds"], "not sought again"
+    def rest(self):
+        """The seconds of its rest, after calls."""
+        self.plateau = self.measuring.plateau(launching(self.device, 1e-3))
+        begun = self.device.now_ns()
+        self.measuring.rest()
+        return (self.device.now_ns() - begun) * 1e-9
+
+    def energy(self):
+        return self.measuring.report(self.plateau, {"call": Reading(1.0)})
+
+
+def test_a_rest_after_calls_serves_a_next_process_two_minutes(tmp_path):
+    device = Logged(enqueue_seconds=10e-6)
+    first, second = Resting(device, tmp_path, 100.0), Resting(device, tmp_path, 95.0)
+    assert min(first.rest(), second.rest()) > 2, "what was measured before followed no calls"
+    third = Resting(device, tmp_path, 90.0)
+    assert third.rest() == 0
+    before, after = second.energy().facts, third.energy().facts
+    assert "idle_last" not in after
+    assert after["idle"][0]["counter_watts"] == before["idle_last"][0]["counter_watts"]
+    assert after["meters"][0]["tick_seconds"] == before["idle_last"][0]["tick_seconds"], (
+        "it is not sought again"
+    )
+    [power] = [
+        metric for metric in third.energy().metrics if metric.name.endswith("idle_power_watts")
+    ]
+    assert 95.0 * 0.012 < (power.high - power.low) / 2 < 95.0 * 0.015, "it may have drifted"
+    device.launch(0.0, 100.0)
+    fourth = Resting(device, tmp_path, 90.0)
+    device.launch(0.0, 30.0)
+    assert fourth.rest() > 2, "its age counts from its measurement"
     device.launch(0.0, 121.0)
-    third, taken = rested(90.0)
-    assert taken > 2
-    assert third["idle"][0]["counter_watts"] == pytest.approx(90.0, rel=0.01)
+    assert Resting(device, tmp_path, 90.0).rest() > 2
+
+
+def test_a_rest_that_failed_is_tried_again(tmp_path, monkeypatch):
+    process = Resting(Logged(enqueue_seconds=10e-6), tmp_path, 100.0)
+    with monkeypatch.context() as broken:
+        broken.setattr(energy_probe, "Watch", None)
+        with pytest.raises(TypeError):
+            process.measuring.rest()
+    assert process.rest() > 2
+
+
+def test_a_cpu_rests_after_its_own_calls(tmp_path):
+    meter = {"tick_seconds": 0.01}
+    for _ in range(2):
+        device = CpuDevice()
+        board = FakeMeter(now_of(device), steady(300.0), **meter)
+        measuring = EnergyProcedure(
+            device=device, detected=DeviceMeters(meters=(board,)), rules=QUICK, cache=tmp_path
+        )
+        measuring.idle()
+        asked = board.queries
+        measuring.rest()
+        assert board.queries > asked
 
 
 @pytest.mark.parametrize("launches", [1, 300, 900, 3000])
