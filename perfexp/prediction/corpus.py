@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -87,7 +87,7 @@ class MeasuredCurve:
     """One quantity in one phase of a record, over its input sizes and batch sizes.
 
     Attributes:
-        folder: record folder.
+        folder: record folder; of a joined curve, that of its newest record.
         about: model, algorithm, precision, execution and device.
         identity: hash of the settings that determine the values (see `identity.identity`).
         device: device that the record was measured on.
@@ -99,6 +99,7 @@ class MeasuredCurve:
         conditions: versions and limits that change times.
         ended: end of the record, ISO 8601.
         times: time curve of the same phase, which an energy curve with fewer points borrows from.
+        folders: record folder of each value of a joined curve; empty for a single record.
     """
 
     folder: Path
@@ -113,6 +114,7 @@ class MeasuredCurve:
     conditions: Mapping[str, str]
     ended: str
     times: MeasuredCurve | None = None
+    folders: Mapping[Pair, Path] = field(default_factory=dict)
 
     @property
     def borrows(self) -> bool:
@@ -223,12 +225,15 @@ def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
         newest = next((part for part in parts if part.values), None)
         if newest is None:
             continue
-        values, too_large = dict[Pair, Interval](), frozenset[Pair]()
+        values, sources = dict[Pair, Interval](), dict[Pair, Path]()
+        too_large = frozenset[Pair]()
         for part in reversed(parts):
             too_large |= part.out_of_memory
             if part.kind == newest.kind:
                 values |= part.values
-        joined.append(replace(newest, values=values, out_of_memory=too_large - values.keys()))
+                sources |= dict.fromkeys(part.values, part.folder)
+        too_large -= values.keys()
+        joined.append(replace(newest, values=values, folders=sources, out_of_memory=too_large))
     return [*complete, *joined]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -80,6 +80,8 @@ def look_up(
                 doubts = [*outside(predicted, curve), *stale(curve, corpus.curves, installed)]
                 if source == INTERPOLATED:
                     doubts += stairs(curve)
+                else:
+                    curve = replace(curve, folder=curve.folders.get(pair, curve.folder))
                 return Answer(predicted=predicted, curve=curve, diagnostics=tuple(doubts))
     reason = (
         "no record of these settings of model, algorithm, mode, precision, execution and data has "

@@ -9,7 +9,7 @@ import pytest
 from perfexp.prediction import corpus, lookup, predictions, skill
 from perfexp.prediction.corpus import MeasuredCurve, MeasuredDevice
 from perfexp.prediction.skill import GAUSSIAN_PROCESS, Truth
-from perfexp.records.record import Status
+from perfexp.records.record import Key, Status
 from perfexp.records.subject import Subject
 from perfexp.statistics import gaussian_process, selection
 from perfexp.statistics.conformal import NORMAL_FACTOR, Calibration, calibrate
@@ -144,6 +144,12 @@ def test_single_batch_runs_form_one_curve_newest_value_wins(make_record, tmp_pat
     assert {batch for _, batch in curve.values} == {1, 2, 4, 8}
     assert curve.values[(224, 224), 2].value == 9.0
     assert curve.folder == folder / "4"
+    assert {batch: path.name for (_, batch), path in curve.folders.items()} == {
+        1: "0", 2: "4", 4: "2", 8: "3"
+    }  # fmt: skip
+    key = Key(phase="inference", input_size=(224, 224), batch_size=4, precision="fp32")
+    answer = lookup.look_up(key, "time", record.plan, corpus.Corpus([curve]), {})
+    assert (answer.predicted.source, answer.curve.folder) == ("measured", folder / "2")
     whole = folder / "whole"
     whole.mkdir()
     record = make_record(uid="9", batches=(1, 2, 4, 8), ended="2026-01-01T00:00:00.000+00:00")
