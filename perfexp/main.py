@@ -290,7 +290,8 @@ class _Application:
         settings = HydraConfig.get()
         if settings.mode != RunMode.MULTIRUN:
             campaign_of(settings.runtime.choices[_LAUNCHER], settings.launcher, is_sweep=False)
-        self.console = Console(quiet=composed.quiet, verbose=self.is_verbose, out=self._out)
+        if self.sweep_run is None:  # the sweep prints above the bars of its runs, on one console
+            self.console = Console(quiet=composed.quiet, verbose=self.is_verbose, out=self._out)
         try:
             assignment = self._prepare(composed, settings)
         except Exception as error:

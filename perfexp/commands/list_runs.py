@@ -191,6 +191,8 @@ def find(folder: Path, filters: Mapping[str, str] = {}) -> list[ListEntry]:
         if all(_has(run.plan, key, values) for key, values in filters.items()):
             uid = run.sweep.uid if run.sweep else None
             home, of_sweep = sweeps.get(uid, (run_home, None))
+            if of_sweep and filters:  # the number of matching runs is not planned
+                of_sweep = msgspec.structs.replace(of_sweep, jobs=None)
             earlier = entries.get(home, ListEntry(run.ended, home, []))
             entries[home] = ListEntry(
                 max(run.ended, earlier.ended), home, [*earlier.runs, run], of_sweep

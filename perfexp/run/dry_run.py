@@ -10,7 +10,7 @@ from perfexp.plan import config
 from perfexp.records import units
 from perfexp.records.paths import RunPaths
 from perfexp.records.record import Key, missing, read_points
-from perfexp.records.subject import one_line, subject
+from perfexp.records.subject import headline, one_line, subject
 from perfexp.report.console import Console
 from perfexp.report.run_status import counted_points, measured_seconds
 from perfexp.run.preparation import Assignment
@@ -41,7 +41,9 @@ def show(
     total = _text(left, None if None in times else sum(filter(None, times)))
     total += ", more if calls are slow" if any(left) and None not in times else ""
     if sweep_run is None:
-        lines = [str(subject(assignments[0].plain)), total + assignments[0].plan.scope]
+        plan, about = assignments[0].plan, subject(assignments[0].plain)
+        title = f"{headline(about, plan.keys())} · gpu={plan.gpu_name}"
+        lines = [title, total + plan.scope]
         folders = [assignments[0].folder]
     else:
         lines = [f"sweep over {sweep_run.sweep.name}"]

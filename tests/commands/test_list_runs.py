@@ -105,7 +105,11 @@ def test_sweep_is_one_line_with_the_range_and_states_of_its_runs(
     for job, size in enumerate((64, 128, 256)):
         membership = SweepMembership(uid="s", job=job, jobs=4)
         record = make_record(
-            sizes=(size,), uid=f"{job}", ended=ago(hours=9 - job), sweep=membership
+            sizes=(size,),
+            uid=f"{job}",
+            ended=ago(hours=9 - job),
+            sweep=membership,
+            plan={"batch_size": job + 1},
         )
         record.status = record.points[0].status if job < 2 else "oom"
         leave_run(record, tmp_path / "s" / str(job))
@@ -114,6 +118,8 @@ def test_sweep_is_one_line_with_the_range_and_states_of_its_runs(
     [one] = listed(capsys, tmp_path)
     assert (one["folder"], one["measured"]) == (str(tmp_path / "s"), "sweep over input_size")
     assert one["status"] == "2 of 4 ok, 1 oom"
+    [chosen] = listed(capsys, tmp_path, "batch_size=1")
+    assert chosen["status"] == "1 of 1 ok", "the others were not looked for"
     assert one["least_seconds"] < one["most_seconds"]
     assert datetime.fromisoformat(one["ended"]) > datetime.now(UTC) - timedelta(hours=7, minutes=1)
 

@@ -12,6 +12,7 @@ from perfexp.plan import config
 from perfexp.records.paths import SweepPaths
 from perfexp.records.record import Record, Status
 from perfexp.records.sweep_record import Sweep
+from perfexp.report.console import Console
 
 FAKE = ("model=fake", "gpu=fake", "tracking=none", "stopping=fixed")
 
@@ -34,6 +35,21 @@ def start(folder, *arguments):
         text=True,
         start_new_session=True,
     )
+
+
+def test_a_sweep_prints_on_the_console_of_its_bars(run, monkeypatch):
+    """Another console's lines would be written into the bars."""
+    printing = []
+    for name in ("sweep_header", "progress"):
+
+        def noted(console, *arguments, made=getattr(Console, name), **options):
+            printing.append(console)
+            return made(console, *arguments, **options)
+
+        monkeypatch.setattr(Console, name, noted)
+    assert run(*FAKE, "-m", "batch_size=1,2")[0] == 0
+    assert len(printing) == 3
+    assert len(set(map(id, printing))) == 1
 
 
 @pytest.mark.slow

@@ -442,7 +442,7 @@ def test_user_error_leaves_no_folder_and_no_time_estimate(run, tmp_path, argumen
             "",
             0,
             [
-                "fake · default · inference · float32 · eager",
+                "fake · inference · 224 · batch 1 · float32 · gpu=fake",
                 "  1 point in 5 processes, about 20 s, more if calls are slow",
                 "  into outputs/",
             ],
