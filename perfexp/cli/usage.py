@@ -31,7 +31,7 @@ _OVERVIEW = """\
 perfexp measures how fast a deep-learning model trains and infers.
 
   perfexp model=resnet50 mode=inference
-  perfexp model=resnet18 mode=train batch_size=[8,32] two points of one run
+  perfexp model=vgg16 mode=train batch_size=[8,32]    two points of one run
   perfexp -m model=resnet18,hf:bert batch_size=1,8    a run for each combination
   perfexp experiment=quick model=vgg16                10 sizes
   perfexp model=mine:TinyNet model.width=32           mine.py; see help model
@@ -45,7 +45,7 @@ look     perfexp list runs               runs and sweeps below outputs
 compare  perfexp compare A B             which run is faster, and by how much
          perfexp ab A B                  measure A and B in turn until a verdict
          perfexp reproduce DIR           measure a record again: same figures?
-         perfexp check NEW --against OLD exit code 1 if a run is slower, for CI
+         perfexp check A --against B     exit code 1 if a run is slower, for CI
          perfexp baseline add NAME DIR   named baselines for check
          perfexp predict model=vgg16     memory, time and energy without a run
          perfexp predict check DIR       how predictions agree with your records
@@ -234,8 +234,8 @@ TERMS = {
     "much in distance",
     "effective samples": "as many independent samples would be as certain as this series, whose "
     "neighbours are alike",
-    "standard deviation": "of the processes' medians, in percent of their mean; the largest of "
-    "several points",
+    "standard deviation": "how far the medians of a point's processes lie apart, in percent of "
+    "their mean; of several points, the largest",
     "processes": "repetition in another process: with processes=3 intervals are of the mean over "
     "processes",
     "≈": "estimate: no interval, one whose ends differ by more than a factor of 100, or "

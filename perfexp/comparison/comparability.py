@@ -509,7 +509,9 @@ def _text(values: Mapping[str, Any], places: list[str], is_named: bool) -> str:
         text = str(value)
         if isinstance(value, float):
             text = f"{value:g}"
+        elif value is None:
+            text = "null"  # as users write it
         elif isinstance(value, bool):
-            text = text.lower()  # as users write it
+            text = text.lower()
         words.append(f"{fact_path.rpartition('.')[2]} {text}" if is_named else text)
     return one_line(", ".join(dict.fromkeys(words)))

@@ -276,7 +276,7 @@ def test_a_seed_is_of_accuracies_and_not_of_times(accuracies, is_subject):
         (
             "execution",
             ({"compile": None}, {"compile": "default"}),
-            "execution compile None → compile default",
+            "execution compile null → compile default",
         ),
         ("gpu", ({"count": 1}, {"count": 2}), "gpus 1 → 2"),
     ],
