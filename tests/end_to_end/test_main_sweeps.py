@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -40,13 +41,13 @@ def start(folder, *arguments):
 def test_a_sweep_prints_on_the_console_of_its_bars(run, monkeypatch):
     """Another console's lines would be written into the bars."""
     printing = []
+
+    def noted(console, made, *arguments, **options):
+        printing.append(console)
+        return made(console, *arguments, **options)
+
     for name in ("sweep_header", "progress"):
-
-        def noted(console, *arguments, made=getattr(Console, name), **options):
-            printing.append(console)
-            return made(console, *arguments, **options)
-
-        monkeypatch.setattr(Console, name, noted)
+        monkeypatch.setattr(Console, name, partialmethod(noted, getattr(Console, name)))
     assert run(*FAKE, "-m", "batch_size=1,2")[0] == 0
     assert len(printing) == 3
     assert len(set(map(id, printing))) == 1

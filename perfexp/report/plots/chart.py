@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from perfexp.records import wording
 from perfexp.records.diagnostics import Diagnostic
 from perfexp.records.record import Series
 from perfexp.statistics.blockwise import Summary
@@ -189,8 +190,8 @@ class Taken:
 
     @property
     def is_dotted(self) -> bool:
-        """Return whether the median has no interval."""
-        return self.time.median.low is None
+        """Return whether the median has no useful interval."""
+        return self.time.median.low is None or wording.says_nothing(self.time.median)
 
     @property
     def center(self) -> str:

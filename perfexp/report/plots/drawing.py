@@ -54,6 +54,8 @@ _MARKERS, _DASHES = ("o", "s", "^", "D", "v"), ("-", "--", ":")
 _MOST_TICKS = 12
 #: An axis from zero extends this far beyond the largest value, to show its marker and ring label.
 _HEADROOM = 1.15
+#: An interval extends an axis to this multiple of its value at the most.
+_MOST_HEIGHT = 3.0
 #: Height of a panel, of a bar and of the surroundings, in inches.
 _PANEL, _BAR, _AROUND = 2.9, 0.36, 1.6
 #: Height of the markers of the best lines above their panel, in inches.
@@ -141,7 +143,8 @@ def _panel(axes: Any, panel: Panel, ticks: Mapping[float, str]) -> None:
         values += [y.value for y in line.y]
         # intervals of light lines do not set the scale
         if not line.is_light:
-            ends += [y.high or 0.0 for y in (*line.y, *line.predicted.values())]
+            intervals = (*line.y, *line.predicted.values())
+            ends += [min(y.high or 0.0, _MOST_HEIGHT * y.value) for y in intervals]
     for curve in panel.curves:
         ends += curve.y
     most = max(values, default=0.0)
@@ -316,7 +319,7 @@ def _bar(axes: Any, bar: Bar, position: int, factor: float, most: float) -> None
             _whisker(axes, bar.behind, position + 0.33, factor, **faint)
         look["color"] = COLORS[0]
         if bar.is_hollow:
-            look |= {"color": "white", "label": "≈ no interval"}
+            look |= {"color": "white", "label": "≈ no useful interval"}
         axes.barh(position, bar.value.value * factor, height=0.5, **look)
         _whisker(axes, bar.value, position, factor, ecolor="black", elinewidth=1.5, capsize=4)
     text = plain(cut(bar.text, _LONGEST_REASON))
@@ -368,7 +371,7 @@ def _strip_rows(axes: Any, name: str, strips: Sequence[Taken]) -> None:
         if (beyond := samples > edge).any():
             edges = numpy.full(beyond.sum(), edge)
             axes.plot(edges, heights[beyond], ">", color=color, clip_on=False, markersize=5)
-        if median.low is not None and median.high is not None:
+        if median.low is not None and median.high is not None and not strip.is_dotted:
             low = max(median.low, 0.0) * factor
             high = min(median.high * factor, edge)
             axes.fill_betweenx(ends_of_center, low, high, color="black", alpha=0.25, linewidth=0)
@@ -382,7 +385,7 @@ def _strip_rows(axes: Any, name: str, strips: Sequence[Taken]) -> None:
     if name:
         title = f"{name}: {title}"
     if any(strip.is_dotted for strip in strips):
-        title += "; dotted, ≈: no interval"
+        title += "; dotted, ≈: no useful one"
     name_rows(axes, labels, edge, title)
 
 

@@ -421,8 +421,9 @@ def _rough(row: Row, value: Interval, metric: str) -> str:
     """Return why a value's marker is hollow; empty if it is not."""
     if (own_metric := row.metric(metric)) and own_metric.estimated:
         return "≈ estimated"
-    if value.low is None and metric != PEAK_MEMORY:  # a memory peak has no interval
-        return "≈ no interval"
+    # a memory peak has no interval
+    if (value.low is None and metric != PEAK_MEMORY) or wording.says_nothing(value):
+        return "≈ no useful interval"
     return ""
 
 

@@ -20,8 +20,19 @@ from perfexp.records.record import Metric, Point, Status, Stop
 from perfexp.records.summary import rows
 from perfexp.records.sweep_record import Sweep
 from perfexp.report.plots import canvas, drawing, pages, record_plots, sweep_plots
-from perfexp.report.plots.chart import COLORS, GREY, Bars, Caption, Chart, Strips, unit_of
+from perfexp.report.plots.chart import (
+    COLORS,
+    GREY,
+    Bars,
+    Caption,
+    Chart,
+    ChartLine,
+    Panel,
+    Strips,
+    unit_of,
+)
 from perfexp.roofline.kernel_names import cut
+from perfexp.statistics.estimators import Interval
 from tests.support.builders import Builder
 
 #: A line of predicted.jsonl.
@@ -224,7 +235,7 @@ def rough(build: Builder, n: int, **key: Any) -> Point:
     ("n", "meaning"),
     [
         ((80, 80), ""),
-        ((80, 3), "≈ no interval"),
+        ((80, 3), "≈ no useful interval"),
     ],
 )
 def test_rough_values_are_hollow_and_explained_in_the_legend(
@@ -252,6 +263,15 @@ def test_rough_values_are_hollow_and_explained_in_the_legend(
         assert names == ([meaning] if meaning else [])
 
 
+def test_a_useless_interval_leaves_the_axis_to_the_values() -> None:
+    intervals = (Interval(value=1.0, low=0.01, high=500.0), Interval(value=2.0, low=1.9, high=2.1))
+    line = ChartLine(label="a", x=(1.0, 2.0), y=intervals, rough=("≈", ""))
+    panel = Panel(title="time", unit="seconds", lines=(line,))
+    caption, ticks = Caption(title="t", subtitle="s", footer=""), {1.0: "1", 2.0: "2"}
+    plot = Chart(caption=caption, panels=(panel,), axis="size", ticks=ticks, gaps={})
+    assert 2.1 < drawing.compose(plot).axes[0].get_ylim()[1] < 7
+
+
 @pytest.mark.parametrize(("n", "text"), [(3, "62"), (80, "62")])
 def test_strip_median_without_an_interval_is_dotted(build: Builder, n: int, text: str) -> None:
     plot = record_plots.plot(Analysis.of(build.record(rough(build, n))))
@@ -260,7 +280,7 @@ def test_strip_median_without_an_interval_is_dotted(build: Builder, n: int, text
     assert taken[0].text.startswith(text)
     assert taken[0].is_dotted is (n < 80)
     about = drawing.compose(plot).axes[0].get_xlabel()
-    assert ("dotted, ≈: no interval" in about) is (n < 80)
+    assert ("dotted, ≈: no useful one" in about) is (n < 80)
     assert size_of(drawing.draw(plot))[0] == 1200
 
 
