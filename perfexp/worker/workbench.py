@@ -219,7 +219,11 @@ class Workbench:
 
     def load_model(self) -> None:
         """Load the plan's model on the device."""
-        self.session = self._open_model(self.device)
+        try:
+            self.session = self._open_model(self.device)
+        except Exception as error:
+            error.add_note("while the model was built")
+            raise
         if len(self.plan.phases) > 1 or self._live is not None:
             self.session.keep_differentiable()
 
@@ -505,7 +509,8 @@ def report_failure(error: Exception, emit: Events) -> int:
     if isinstance(error, PerfexpError):
         emit("refused", message=str(error), exit_code=error.exit_code)
     else:  # from loading the model or opening the device
-        emit("failed", message=f"{type(error).__name__}: {error}".strip())
+        where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        emit("failed", message=f"{type(error).__name__}: {error}".strip() + where)
     with suppress(OSError):  # a full disk has no room for a traceback; the event reports it
         traceback.print_exc()
     if not isinstance(error, PerfexpError):

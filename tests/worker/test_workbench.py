@@ -117,6 +117,21 @@ def test_a_device_is_locked_then_waited_for_then_made_ready(monkeypatch, device,
     assert device.noted == ["settle", "start"]
 
 
+def test_an_error_of_the_model_says_that_it_was_being_built(monkeypatch, device, plan, paths):
+    def refuses(*_):
+        raise ValueError("width -3")
+
+    monkeypatch.setattr(Workbench, "_open_model", refuses)
+    told = []
+    with (
+        pytest.raises(ValueError, match="width") as raised,
+        Workbench(plan, paths, Events(None)).opened(),
+    ):
+        pass
+    assert workbench.report_failure(raised.value, lambda *event, **facts: told.append(facts)) == 1
+    assert told == [{"message": "ValueError: width -3 (while the model was built)"}]
+
+
 def test_who_waits_for_a_device_is_reminded_of_it(monkeypatch, device, plan, paths):
     told = []
     monkeypatch.setattr(workbench, "_REPORT_SECONDS", 0.05)
