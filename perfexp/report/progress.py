@@ -7,17 +7,20 @@ calls, so drawing costs the measurement nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterable
+from typing import Any, Self
 
 import rich.console
 import rich.progress
-from rich.table import Column
+from rich.table import Column, Table
 from rich.text import Text
 
 from perfexp.records import units
 from perfexp.records.record import Status
 from perfexp.records.subject import one_line
+
+#: Length of `^C`.
+_ECHO = 2
 
 
 class Whole:
@@ -254,6 +257,20 @@ def _left(seconds: float) -> str:
     return ""
 
 
+class _Bar(rich.progress.Progress):
+    """A bar with room for the `^C` that a terminal echoes: in another line it would stay."""
+
+    def __init__(self, *columns: rich.progress.ProgressColumn, **options: Any) -> None:
+        self._shown_on = options["console"]
+        super().__init__(*columns, **options)
+
+    def make_tasks_table(self, tasks: Iterable[rich.progress.Task]) -> Table:
+        """Return the bar's table, narrower than the console."""
+        table = super().make_tasks_table(tasks)
+        table.width = self._shown_on.width - _ECHO
+        return table
+
+
 def _bar(
     console: rich.console.Console, clock: Callable[[], float], *, disable: bool
 ) -> rich.progress.Progress:
@@ -262,7 +279,7 @@ def _bar(
     It shows finished and all points, the current activity and the remaining time.
     """
     status_column = Column(ratio=1, no_wrap=True, overflow="ellipsis")
-    return rich.progress.Progress(
+    return _Bar(
         rich.progress.BarColumn(bar_width=20),
         rich.progress.MofNCompleteColumn(),
         rich.progress.TextColumn("{task.fields[what]}", markup=False, table_column=status_column),

@@ -760,6 +760,15 @@ def test_the_bar_is_drawn_by_events_alone() -> None:
         assert len(out.getvalue()) > drawn
 
 
+def test_a_bar_leaves_room_for_the_echo_of_an_interrupt() -> None:
+    out = Terminal()
+    with console(out, width=80).progress() as progress:
+        progress.started(2)
+        progress.point("inference 224 batch 16 process 4: " + "long " * 30)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert max(map(len, re.split(r"[\r\n]", shown))) == 78
+
+
 def test_training_bar_shows_epochs_and_the_last_figures(tmp_path: Path) -> None:
     key = Key(phase="train", input_size=(32, 32), batch_size=8, precision="fp32")
     plan = SimpleNamespace(epochs=20, is_sparse=False, mode=SimpleNamespace(name="train"))
