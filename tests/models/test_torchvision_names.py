@@ -29,8 +29,8 @@ def test_without_torchvision_there_are_no_names(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "printed"),
     [
-        (("model=efficientnet_b0",), "efficientnet_b0 · default"),
-        (("model=timm:convnext_atto",), "timm:convnext_atto · default"),
+        (("model=efficientnet_b0",), "efficientnet_b0 · inference"),
+        (("model=timm:convnext_atto",), "timm:convnext_atto · inference"),
         (
             ("-m", "model=alexnet,swin_t,timm:vit_tiny_patch16_224"),
             "timm:vit_tiny_patch16_224-default-inference",
@@ -47,7 +47,7 @@ def test_an_experiment_of_the_users_may_choose_a_name(run, tmp_path):
     content = "# @package _global_\ndefaults:\n  - override /model: mnasnet0_5\n"
     (tmp_path / "own" / "experiment" / "small.yaml").write_text(content, encoding="utf-8")
     code, text, _ = run(f"--config-dir={tmp_path / 'own'}", "experiment=small", *FAKE, "--dry-run")
-    assert (code, "mnasnet0_5 · default" in text) == (0, True), text
+    assert (code, "mnasnet0_5 · inference" in text) == (0, True), text
 
 
 @pytest.mark.parametrize(
