@@ -67,6 +67,9 @@ def test_a_name_of_timm_is_one_word(name, is_own):
 
 
 def test_timm_model_has_as_many_classes_as_the_data():
+    from perfexp.models.torchvision_import import import_torchvision
+
+    import_torchvision()  # timm imports it, too
     pytest.importorskip("timm")
     from perfexp.devices.cpu import CpuDevice
     from perfexp.errors import UserError
