@@ -121,10 +121,12 @@ def layers_at(key: Key, record: Record) -> list[PredictedLayer]:
     if len(pixels) < LEAST_ANCHORS or not shared or not pixels[0] <= key.pixels <= pixels[-1]:
         closures = (point.metric(CLOSURE) for point in record.points)
         reasons = (metric.reason for metric in closures if metric and metric.reason)
+        advice = "Measure with sweep=sparse probes.layers=true."
+        if reason := next(reasons, None):
+            advice = f"A size has none: {reason}."
         raise UserError(
             f"{record.name} has layers at {len(pixels)} sizes of this batch; a prediction needs "
-            f"{LEAST_ANCHORS} sizes around its own. "
-            + next(reasons, "Measure with sweep=sparse probes.layers=true.")
+            f"{LEAST_ANCHORS} sizes around its own. {advice}"
         )
     times = [[seconds_of(tables[size][name]) for size in pixels] for name in shared]
     middle, half_width = rows_between(np.log(pixels), np.log(times), float(np.log(key.pixels)))

@@ -258,7 +258,10 @@ def _left(seconds: float) -> str:
 
 
 class _Bar(rich.progress.Progress):
-    """A bar with room for the `^C` that a terminal echoes: in another line it would stay."""
+    """A bar that leaves room at the right for the `^C` that a terminal echoes.
+
+    If the echo wrapped to another line, a line of the bar would stay on the screen.
+    """
 
     def __init__(self, *columns: rich.progress.ProgressColumn, **options: Any) -> None:
         self._shown_on = options["console"]

@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             bench = Workbench(plan, paths, emit)
             with bench.opened() as procedure:
                 if _MEASURES[what](procedure, plan, paths, replicate, emit):  # all was timed
-                    points.dissect_points(procedure, plan, paths, replicate, emit, has_timed=True)
+                    points.dissect_points(procedure, plan, paths, replicate, emit, is_followed=True)
     except Exception as error:
         return report_failure(error, emit)
     emit("finished")

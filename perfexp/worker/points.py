@@ -158,7 +158,7 @@ def dissect_points(
     replicate: int,
     emit: Events,
     *,
-    has_timed: bool = False,
+    is_followed: bool = False,
 ) -> None:
     """Measure the layers of timed points, as separate points.
 
@@ -167,8 +167,8 @@ def dissect_points(
     is lost.
 
     Args:
-        has_timed: whether this process has timed the points. If it runs out of memory, a fresh
-            process may have enough, so this point and the rest are left to it.
+        is_followed: whether a fresh process measures the layers that are still missing afterward.
+            A point that runs out of memory here and the points after it are left to it.
     """
     timed_points = {point.key: point for point in read_points(paths.points)}
     left = _missing(plan.layer_keys(timed_points.values()), paths, replicate)
@@ -184,7 +184,7 @@ def dissect_points(
         if timed and timed.status is Status.OK:
             point = dissect(procedure, key, timed, first=is_first)
             is_first = is_first and "layers" not in point.facts
-            if has_timed and point.status is Status.OOM:
+            if is_followed and point.status is Status.OOM:
                 emit("left")
                 break
         else:

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from perfexp.errors import UserError
 from perfexp.prediction import corpus, lookup, predictions, skill
 from perfexp.prediction.corpus import MeasuredCurve, MeasuredDevice
 from perfexp.prediction.skill import GAUSSIAN_PROCESS, Truth
-from perfexp.records.record import Key, Status
+from perfexp.records.record import Key, Metric, Point, Status, layers_key
 from perfexp.records.subject import Subject
 from perfexp.statistics import gaussian_process, selection
 from perfexp.statistics.conformal import NORMAL_FACTOR, Calibration, calibrate
@@ -159,6 +160,17 @@ def test_single_batch_runs_form_one_curve_newest_value_wins(make_record, tmp_pat
         "whole",
         "4",
     ]  # a whole curve comes first, though it is older
+
+
+def test_layers_that_a_size_lacks_are_not_asked_for_again(make_record):
+    record = make_record(sizes=(64,))
+    key = record.points[0].key
+    with pytest.raises(UserError, match="Measure with sweep=sparse"):
+        lookup.layers_at(key, record)
+    missing = Metric.of("layers/closure", None, reason="a call launches many kernels")
+    record.points.append(Point(key=layers_key(key), status=Status.OK, metrics=[missing]))
+    with pytest.raises(UserError, match="A size has none: a call launches many kernels"):
+        lookup.layers_at(key, record)
 
 
 def test_joined_curve_includes_a_run_that_only_ran_out_of_memory(make_record, tmp_path):

@@ -230,10 +230,14 @@ class _Rounds:
         return times
 
     def _discard_first(self) -> None:
-        """Take and discard the process's first profile, which is late and slow."""
+        """Take and discard the process's first profile, which is late and slow.
+
+        Raises:
+            Opaque: the call has more kernels than can be profiled.
+        """
         if self.first:
             self.first = False
-            _limited(1, self._profiled(self._call))
+            _limited(1, self._profiled(self._call))  # refuses a call of too many kernels
 
     def _profile_unheld(self, calls: int) -> Sequence[CallTimes]:
         """Profile calls without holding the queue; the device may wait for the host in between.

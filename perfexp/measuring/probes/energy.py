@@ -149,7 +149,7 @@ class EnergyProcedure:
     rules: Rules = field(default_factory=Rules)
     sleep: Callable[[float], None] = time.sleep
     beside: Beside = threaded
-    #: Idle powers in order: before this process's points, if measured, then after points.
+    #: Idle powers in order: another process's or the one before the first point, then after points.
     _idle: list[Power | _Earlier] = field(default_factory=list)
     #: End of the last idle power, and whether it holds for later points.
     _idle_time: float = 0.0

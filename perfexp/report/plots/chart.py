@@ -135,8 +135,10 @@ class Bar:
 
     @property
     def is_hollow(self) -> bool:
-        """Return whether the time has no interval."""
-        return self.value is not None and self.value.low is None
+        """Return whether the time has no useful interval."""
+        return self.value is not None and (
+            self.value.low is None or wording.says_nothing(self.value)
+        )
 
     @property
     def end(self) -> float:

@@ -54,7 +54,7 @@ _MARKERS, _DASHES = ("o", "s", "^", "D", "v"), ("-", "--", ":")
 _MOST_TICKS = 12
 #: An axis from zero extends this far beyond the largest value, to show its marker and ring label.
 _HEADROOM = 1.15
-#: An interval extends an axis to this multiple of its value at the most.
+#: An interval extends an axis to at most this multiple of its value.
 _MOST_HEIGHT = 3.0
 #: Height of a panel, of a bar and of the surroundings, in inches.
 _PANEL, _BAR, _AROUND = 2.9, 0.36, 1.6
