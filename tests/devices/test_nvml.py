@@ -82,14 +82,21 @@ def test_throttling_counters_replace_momentary_reasons(driver):
     driver.setattr(pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", lambda handle: 0x04 | 0x01)
     board = nvml.Board("1")
     assert board.conditions() == (None, ["power cap"], 61)
-    counted = {pynvml.NVML_PERF_POLICY_POWER: 7_000, pynvml.NVML_PERF_POLICY_THERMAL: 0}
+    counted = {
+        pynvml.NVML_FI_DEV_PERF_POLICY_POWER: 7_000,
+        pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL: 0,
+    }
 
-    def violation(handle, policy):
-        if policy not in counted:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return SimpleNamespace(referenceTime=1, violationTime=counted[policy])
+    def field_values(handle, fields):
+        return [
+            SimpleNamespace(
+                nvmlReturn=pynvml.NVML_SUCCESS if field in counted else 3,
+                value=SimpleNamespace(ullVal=counted.get(field, 0)),
+            )
+            for field in fields
+        ]
 
-    driver.setattr(pynvml, "nvmlDeviceGetViolationStatus", violation)
+    driver.setattr(pynvml, "nvmlDeviceGetFieldValues", field_values)
     assert board.conditions() == ({"power cap": 7_000, "thermal": 0}, None, 61)
 
 
