@@ -8,6 +8,7 @@ once, before its series begin.
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,16 +16,21 @@ import numpy as np
 from perfexp.devices import Device
 from perfexp.statistics import estimators
 from perfexp.timing.collecting import Call
-from perfexp.timing.queue import Chain
 
 #: Share of the launch queue to fill: when it is full, the host waits, which looks like a slow
 #: launch.
 _QUEUE_SHARE = 0.8
-#: Seconds to hold the device while finding the queue depth, attempt by attempt until a call fits.
-_ATTEMPT_HOLDS_SECONDS = (0.03, 0.06, 0.06, 1.0)
+#: Attempts to find the queue depth, until a call fits: seconds to hold the device, or a multiple of
+#: the host time of a call if that is longer. First calls may still allocate memory, which
+#: synchronizes.
+_ATTEMPTS = ((0.03, 5.0), (0.06, 2.0), (0.06, 2.0))
+#: Longest hold while finding the queue depth.
+_MOST_HOLD_SECONDS = 1.0
 #: Limit on the work enqueued in an attempt, because all of it has to finish, and the minimum number
 #: of samples. For example, a 60 ms graph could be launched 600 times within 0.03 s.
 _ATTEMPT_WORK_SECONDS, _ATTEMPT_LEAST_SAMPLES = 0.05, 5
+#: Maximum number of calls in an attempt.
+_MOST_SAMPLES = 2000
 #: Number of calls for a rough median call time.
 _ROUGH_CALLS = 5
 #: Number of queue fills for the median host time per call, and device seconds per fill.
@@ -34,52 +40,73 @@ _ISSUE_FILLS, _ISSUE_WORK_SECONDS = 3, 0.02
 def samples_in_queue(
     call: Call,
     device: Device,
-    calls_per_sample: int = 1,
     *,
-    flush: Call | None = None,
-    most: int = 2000,
-    hold_seconds: float = _ATTEMPT_HOLDS_SECONDS[0],
+    most: int = _MOST_SAMPLES,
+    hold_seconds: float = _ATTEMPTS[0][0],
 ) -> int:
-    """Return how many samples fit the launch queue, with some room to spare.
+    """Return how many calls fit the launch queue, with some room to spare.
 
     It is found by filling the queue while the device waits. The result is 0 if not even a single
-    sample fits. Possible causes: the call has more launches than the queue has places, it
+    call fits. Possible causes: the call has more launches than the queue has places, it
     synchronizes, or the host needs longer than `hold_seconds` to issue it.
 
     Args:
-        calls_per_sample: k, calls in a sample; an event follows them.
-        flush: enqueued before each sample, with an additional event; or None.
-        most: maximum number of samples to try.
+        most: maximum number of calls to try.
         hold_seconds: time that the device waits while the host fills the queue.
     """
-    held, mark = device.new_event(), device.new_event()
+    return _fill(call, device, None, most, hold_seconds, 0.0)[0]
 
-    def enqueue() -> None:
-        """Enqueue one sample with its events, as `Chain` does."""
+
+def _fill(
+    call: Call,
+    device: Device,
+    flush: Call | None,
+    most: int,
+    hold_seconds: float,
+    hold_calls: float,
+) -> tuple[int, float]:
+    """Fill the launch queue once; see `samples_in_queue`.
+
+    Args:
+        flush: enqueued before each call, with an additional event; or None.
+        hold_calls: minimum hold, as a multiple of the host time of a call.
+
+    Returns:
+        The calls that fit, and the median device seconds of the first of them; zeros if none fits.
+    """
+    mark, marks = device.new_event(), [device.new_event() for _ in range(_ROUGH_CALLS + 1)]
+
+    def enqueue(number: int) -> None:
+        """Enqueue a call with its events, as `Chain` does."""
         if flush is not None:
             flush()
             device.record(mark)
-        for _ in range(calls_per_sample):
-            call()
-        device.record(mark)
+        call()
+        device.record(marks[number] if number <= _ROUGH_CALLS else mark)
 
     device.synchronize()
     begun_ns = device.now_ns()
-    enqueue()
+    enqueue(1)
+    issue_seconds = (device.now_ns() - begun_ns) * 1e-9
     device.synchronize()
-    sample_seconds = max((device.now_ns() - begun_ns) * 1e-9, 1e-9)
-    most_work = math.ceil(_ATTEMPT_WORK_SECONDS / sample_seconds)
-    most = min(most, max(_ATTEMPT_LEAST_SAMPLES, most_work))
-    device.hold(hold_seconds)
-    device.record(held)
+    call_seconds = max((device.now_ns() - begun_ns) * 1e-9, 1e-9)
+    most = min(most, max(_ATTEMPT_LEAST_SAMPLES, math.ceil(_ATTEMPT_WORK_SECONDS / call_seconds)))
+    device.hold(max(hold_seconds, min(hold_calls * issue_seconds, _MOST_HOLD_SECONDS)))
+    device.record(marks[0])
     enqueued = 0
     while enqueued < most:
-        enqueue()
-        if device.passed(held):  # the host had to wait until the hold ended
+        enqueue(enqueued + 1)
+        if device.passed(marks[0]):  # the host had to wait until the hold ended
             break
         enqueued += 1
     device.synchronize()
-    return max(1, int(_QUEUE_SHARE * enqueued)) if enqueued else 0
+    if not enqueued:
+        return 0, 0.0
+    seconds = [
+        device.elapsed_seconds(before, after)
+        for before, after in pairwise(marks[: min(enqueued, _ROUGH_CALLS) + 1])
+    ]
+    return max(1, int(_QUEUE_SHARE * enqueued)), float(np.median(seconds))
 
 
 class Grouping(NamedTuple):
@@ -102,17 +129,12 @@ def group_calls(call: Call, device: Device, flush: Call | None = None) -> Groupi
     `measuring.times` needs both before it can time a call on an asynchronous device. With `flush`,
     which is enqueued before each sample, a sample is a single call.
     """
-    # first calls may still allocate memory, which synchronizes; host data may be slow to issue
-    attempts = (
-        samples_in_queue(call, device, flush=flush, hold_seconds=seconds)
-        for seconds in _ATTEMPT_HOLDS_SECONDS
-    )
-    calls_in_queue = next(filter(None, attempts), 0)
+    attempts = (_fill(call, device, flush, _MOST_SAMPLES, *holds) for holds in _ATTEMPTS)
+    calls_in_queue, call_seconds = next((found for found in attempts if found[0]), (0, 0.0))
     if calls_in_queue == 0 or flush is not None:
         return Grouping(1, calls_in_queue)
     # device time, not host time: calls that wait for the host take longer, so k would be too small
-    rough_chain = Chain(call, device, min(calls_in_queue, _ROUGH_CALLS))
-    call_seconds = max(float(np.median(rough_chain(_ROUGH_CALLS))), 1e-9)
+    call_seconds = max(call_seconds, 1e-9)
     k = estimators.calls_per_sample(call_seconds, device.event_tick_seconds, device.record_seconds)
     k = min(calls_in_queue, k)
     return Grouping(k, calls_in_queue // k, call_seconds)
