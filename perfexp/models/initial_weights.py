@@ -31,6 +31,10 @@ _DRAWS |= {"erfinv_", "mul_", "add_", "clamp_"}
 class _Undrawn(TorchFunctionMode):
     """A mode that skips filling parameters with random values, for weights that a file replaces."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._normal: set[int] = set()  # ids of the parameters that `normal_` was to fill
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -48,8 +52,12 @@ class _Undrawn(TorchFunctionMode):
             filled, torch.nn.Parameter
         ):
             return func(*args, **kwargs)
-        # a truncated distribution draws again until values lie inside, as zeros do
-        return filled.zero_() if func is torch.Tensor.normal_ else filled
+        if func is torch.Tensor.normal_:
+            # a truncated distribution draws again until values lie inside, as zeros do
+            if id(filled) in self._normal:
+                filled.zero_()
+            self._normal.add(id(filled))
+        return filled
 
 
 def initialized(

@@ -617,22 +617,24 @@ def exit_code(record: Record) -> int:
 
 
 def _merged(points: list[Point]) -> list[Point]:
-    """Add metrics and diagnostics from layers and profiles to their timed points.
+    """Return the points; timed ones also have metrics and diagnostics of their layers and profiles.
 
-    Returns:
-        All points.
+    The given points stay as they are.
     """
     by_key = {point.key: point for point in points}
     for other in points:
         key = timed_key(other.key) if is_layers(other.key) else profiled_key(other.key)
-        point = by_key.get(key, other)
-        if point is not other:
-            codes = {doubt.code for doubt in point.doubts if doubt.rule.shared}
-            # points from a record already have these metrics
-            names = {metric.name for metric in point.metrics}
-            point.metrics += [metric for metric in other.metrics if metric.name not in names]
-            merged = list(point.doubts)
-            for doubt in other.doubts:
-                if doubt.code not in codes and doubt not in merged:
-                    point.doubts.append(doubt)
-    return points
+        if key == other.key or not (point := by_key.get(key)):
+            continue
+        codes = {doubt.code for doubt in point.doubts if doubt.rule.shared}
+        # points from a record already have these metrics
+        names = {metric.name for metric in point.metrics}
+        doubts = list(point.doubts)
+        for doubt in other.doubts:
+            if doubt.code not in codes and doubt not in doubts:
+                doubts.append(doubt)
+        metrics = [metric for metric in other.metrics if metric.name not in names]
+        by_key[key] = msgspec.structs.replace(
+            point, metrics=[*point.metrics, *metrics], doubts=doubts
+        )
+    return [by_key[point.key] for point in points]

@@ -41,7 +41,6 @@ from perfexp.records.record import (
     Key,
     Point,
     Status,
-    missing,
     point_to_line,
     read_points,
     timestamp,
@@ -84,6 +83,9 @@ class Supervisor:
         self.assignment, self.paths = assignment, RunPaths(assignment.folder)
         self.listener: Listener = lambda _: None
         self.refusal: str | None = None
+        #: Results of `measured`, and the file's state when they were read.
+        self._results: list[Point] = []
+        self._version: tuple[Any, ...] | None = None
 
     def prepare(self) -> None:
         """Write the plan and choose the points to measure.
@@ -128,13 +130,25 @@ class Supervisor:
             write_expected(self.paths, plan, results)
 
     def measured(self) -> list[Point]:
-        """Return the results so far."""
-        return read_points(self.paths.points)
+        """Return the results so far; the file is read again if it has changed."""
+        try:
+            found = self.paths.points.stat()
+        except OSError:  # reading reports it
+            return read_points(self.paths.points)
+        version = (self.paths.points, found.st_ino, found.st_size, found.st_mtime_ns)
+        if version != self._version:
+            self._results, self._version = read_points(self.paths.points), version
+        return list(self._results)
+
+    def missing(self, keys: Iterable[Key]) -> list[Key]:
+        """Return the keys without a result."""
+        done = {point.key for point in self.measured()}
+        return [key for key in keys if key not in done]
 
     def left(self) -> list[Key]:
         """Return the points without a result, and profiles to repeat, in measuring order."""
         planned = [key for kind in ("timed", "ttfp", "layers") for key in self.keys[kind]]
-        left = missing([*planned, *self.profiles], self.paths.points)
+        left = self.missing([*planned, *self.profiles])
         return left + [key for key in self.profiles if key in self.again and key not in left]
 
 
@@ -195,7 +209,7 @@ def profile(job: Supervisor) -> None:
     job.extend()
     with interrupts.held():
         for key in job.profiles:
-            if key in job.again or missing([key], job.paths.points):
+            if key in job.again or job.missing([key]):
                 _replace(job, _profiled(job, key))
 
 
@@ -244,7 +258,7 @@ def _measure(job: Supervisor, kind: str, replicate: int) -> None:
         ending = _one_worker(job, [f"--what={kind}", f"--replicate={replicate}"])
         still = _left(job, kind, replicate)
         fruitless = fruitless + 1 if still == left else 0
-        if ending.current is not None and missing([ending.current], job.paths.points):
+        if ending.current is not None and job.missing([ending.current]):
             _abandon(job.paths, [ending.current], ending)
         elif fruitless and (ending.status is not Status.KILLED or fruitless >= _STARTS):
             if kind == "trials":  # a worker makes one trial
@@ -257,7 +271,7 @@ def _left(job: Supervisor, kind: str, replicate: int) -> list[Key]:
     job.extend()
     if kind == "trials":  # any replicate's process makes them
         return job.keys[kind]
-    return missing([key for key in job.keys[kind] if key.replicate == replicate], job.paths.points)
+    return job.missing(key for key in job.keys[kind] if key.replicate == replicate)
 
 
 def _pass_over(job: Supervisor, kind: str, replicate: int) -> None:

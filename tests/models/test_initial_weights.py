@@ -75,6 +75,21 @@ def test_values_that_are_read_are_not_worked_on_before(file):
     assert torch.equal(read.before, torch.full((2, 3), 2.0))
 
 
+def test_only_a_repeated_draw_finds_values_inside_a_distribution(file):
+    class Truncated(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.full((2, 3), 9.0))
+            self.seen = []
+            with torch.no_grad():
+                while not self.seen or (self.weight.abs() > 2).any():
+                    self.seen.append(self.weight.normal_().clone())
+
+    drawn, read = (initialized(Truncated, "truncated", seed=1) for _ in range(2))
+    assert torch.equal(read.weight, drawn.weight)
+    assert torch.equal(torch.stack(read.seen)[:, 0, 0], torch.tensor([9.0, 0.0]))
+
+
 @pytest.mark.parametrize(("name", "seed"), [("resnet18", 2), ("resnet34", 1)])
 def test_another_model_or_seed_has_weights_of_its_own(name, seed, file, monkeypatch):
     opened("resnet18", 1)
