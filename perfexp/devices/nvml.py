@@ -115,7 +115,7 @@ class Board:
         """
         nvml = self._nvml
         fields = [getattr(nvml, f"NVML_FI_DEV_PERF_POLICY_{policy}") for policy in _POLICIES]
-        # one call for all: each takes a millisecond
+        # one call for all counters, because a call takes a millisecond
         counters = self._query("FieldValues", fields) or ()
         throttled_ns = {
             name: int(counter.value.ullVal)

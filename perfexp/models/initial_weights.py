@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,14 +27,13 @@ _MOST_OF_MEMORY = 0.05
 #: that `trunc_normal_`, timm's and torch 2.11's, applies to the values that it has drawn.
 _DRAWS = {"normal_", "uniform_", "kaiming_normal_", "kaiming_uniform_"}
 _DRAWS |= {"erfinv_", "mul_", "add_", "clamp_"}
+#: Functions in torch.nn.init that do not look at the values which `normal_` has drawn. Zeros would
+#: take as long as reading the file.
+_BLIND = {"kaiming_normal_", "_no_grad_normal_"}
 
 
 class _Undrawn(TorchFunctionMode):
     """A mode that skips filling parameters with random values, for weights that a file replaces."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._normal: set[int] = set()  # ids of the parameters that `normal_` was to fill
 
     def __torch_function__(
         self,
@@ -52,11 +52,10 @@ class _Undrawn(TorchFunctionMode):
             filled, torch.nn.Parameter
         ):
             return func(*args, **kwargs)
-        if func is torch.Tensor.normal_:
+        caller = sys._getframe(1).f_code.co_name
+        if func is torch.Tensor.normal_ and caller not in _BLIND:
             # a truncated distribution draws again until values lie inside, as zeros do
-            if id(filled) in self._normal:
-                filled.zero_()
-            self._normal.add(id(filled))
+            filled.zero_()
         return filled
 
 

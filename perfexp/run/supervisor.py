@@ -130,10 +130,13 @@ class Supervisor:
             write_expected(self.paths, plan, results)
 
     def measured(self) -> list[Point]:
-        """Return the results so far; the file is read again if it has changed."""
+        """Return the results so far, which callers must not change.
+
+        The file is read again only if it has changed.
+        """
         try:
             found = self.paths.points.stat()
-        except OSError:  # reading reports it
+        except OSError:  # a missing file has no results; reading reports other errors
             return read_points(self.paths.points)
         version = (self.paths.points, found.st_ino, found.st_size, found.st_mtime_ns)
         if version != self._version:

@@ -22,9 +22,9 @@ from perfexp.timing.collecting import Call
 _QUEUE_SHARE = 0.8
 #: Attempts to find the queue depth, until a call fits: seconds to hold the device, or a multiple of
 #: the host time of a call if that is longer. First calls may still allocate memory, which
-#: synchronizes.
-_ATTEMPTS = ((0.03, 5.0), (0.06, 2.0), (0.06, 2.0))
-#: Longest hold while finding the queue depth.
+#: synchronizes, and a call may wait for data longer than the one before it.
+_ATTEMPTS = ((0.03, 5.0), (0.06, 2.0), (1.0, 0.0))
+#: Longest hold for the sake of the host time.
 _MOST_HOLD_SECONDS = 1.0
 #: Limit on the work enqueued in an attempt, because all of it has to finish, and the minimum number
 #: of samples. For example, a 60 ms graph could be launched 600 times within 0.03 s.
@@ -69,10 +69,11 @@ def _fill(
 
     Args:
         flush: enqueued before each call, with an additional event; or None.
-        hold_calls: minimum hold, as a multiple of the host time of a call.
+        hold_calls: minimum hold, as a multiple of the host time of a call, up to a second.
 
     Returns:
-        The calls that fit, and the median device seconds of the first of them; zeros if none fits.
+        The calls that fit, and the median device seconds of the first five of them, each with its
+        flush and event; zeros if none fits.
     """
     mark, marks = device.new_event(), [device.new_event() for _ in range(_ROUGH_CALLS + 1)]
 

@@ -98,6 +98,8 @@ def test_throttling_counters_replace_momentary_reasons(driver):
 
     driver.setattr(pynvml, "nvmlDeviceGetFieldValues", field_values)
     assert board.conditions() == ({"power cap": 7_000, "thermal": 0}, None, 61)
+    counted.clear()
+    assert board.conditions() == (None, ["power cap"], 61)
 
 
 def test_loaded_board_reports_clock_and_instantaneous_power(driver):

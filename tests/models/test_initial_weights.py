@@ -75,19 +75,22 @@ def test_values_that_are_read_are_not_worked_on_before(file):
     assert torch.equal(read.before, torch.full((2, 3), 2.0))
 
 
-def test_only_a_repeated_draw_finds_values_inside_a_distribution(file):
-    class Truncated(torch.nn.Module):
+@pytest.mark.parametrize(
+    ("draw", "zeros"), [("trunc_normal_", True), ("kaiming_normal_", False), ("normal_", False)]
+)
+def test_zeros_replace_only_values_that_are_looked_at(draw, zeros, file):
+    class Drawn(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.weight = torch.nn.Parameter(torch.full((2, 3), 9.0))
-            self.seen = []
-            with torch.no_grad():
-                while not self.seen or (self.weight.abs() > 2).any():
-                    self.seen.append(self.weight.normal_().clone())
+            getattr(torch.nn.init, draw)(self.weight)
+            self.before, self.state = self.weight.detach().clone(), torch.get_rng_state()
 
-    drawn, read = (initialized(Truncated, "truncated", seed=1) for _ in range(2))
+    drawn, read = (initialized(Drawn, draw, seed=1) for _ in range(2))
     assert torch.equal(read.weight, drawn.weight)
-    assert torch.equal(torch.stack(read.seen)[:, 0, 0], torch.tensor([9.0, 0.0]))
+    assert torch.equal(read.before, torch.full((2, 3), 0.0 if zeros else 9.0))
+    torch.manual_seed(1)
+    assert torch.equal(read.state, torch.get_rng_state()), "nothing was drawn"
 
 
 @pytest.mark.parametrize(("name", "seed"), [("resnet18", 2), ("resnet34", 1)])

@@ -142,6 +142,33 @@ def test_call_that_is_slow_to_issue_still_fits_the_queue():
     )
 
 
+@pytest.mark.parametrize("enqueue_seconds", [2e-6, 80e-3])
+def test_a_fill_of_the_queue_times_its_calls(enqueue_seconds):
+    device, held = FakeDevice(enqueue_seconds=enqueue_seconds), []
+    hold, device.hold = device.hold, lambda seconds: (held.append(seconds), hold(seconds))
+    assert depth.group_calls(repeat(device, 2e-3), device).call_seconds == pytest.approx(
+        2e-3, rel=1e-3
+    )
+    assert held == pytest.approx([max(0.03, 5 * enqueue_seconds)], rel=0.01)
+
+
+def test_no_hold_is_longer_than_a_second():
+    device, held = FakeDevice(enqueue_seconds=0.5), []
+    hold, device.hold = device.hold, lambda seconds: (held.append(seconds), hold(seconds))
+    assert depth.group_calls(repeat(device, 2e-3), device).chunk == 1
+    assert held == [1.0]
+
+
+@pytest.mark.parametrize("wait_seconds", [0.1, 0.4])
+def test_calls_of_which_every_second_waits_for_data_fit(wait_seconds):
+    device, waits = FakeDevice(), itertools.cycle([0.0, wait_seconds])
+
+    def call():
+        device.launch(2e-3, host_seconds=1e-5 + next(waits))
+
+    assert depth.group_calls(call, device).chunk >= 1
+
+
 def test_a_call_of_many_launches_still_fits():
     device = FakeDevice(enqueue_seconds=2e-6, queue_depth=1000)
     call = repeat(device, 1e-3, launches=300)
