@@ -231,11 +231,19 @@ def _strip(
             color, linewidth = _SHADES[number % 2], 1.0
             if title == "layer":
                 color, linewidth = colors.get(part.name, GREY), 0.4
-            look = {"height": 0.92, "color": color, "edgecolor": "white", "linewidth": linewidth}
+            look: dict[str, Any] = {
+                "facecolor": color,
+                "edgecolor": "white",
+                "linewidth": linewidth,
+            }
             look |= title_of(
                 part.path or part.name, part.which, part.name, measure.text(part.seconds)
             )
-            axes.barh(position, part.seconds * factor, left=part.start * factor, **look)
+            corner = (part.start * factor, position - 0.46)
+            # barh takes three times as long for a deep model's thousand bars
+            axes.add_artist(
+                matplotlib.patches.Rectangle(corner, part.seconds * factor, 0.92, **look)
+            )
             if len(part.label) + 1 < room * part.seconds / end_seconds:
                 words = {"ha": "center", "va": "center", "fontsize": 9, "color": _ink(color)}
                 middle = (part.start + part.seconds / 2) * factor
