@@ -163,12 +163,12 @@ def spreadsheet_text(text: str) -> str:
 
     Tables and profiler reports pass each text cell through it.
     """
+    if not text.startswith(("=", "+", "-", "@")):
+        return text
     with suppress(ValueError):
         float(text)
         return text
-    if text.startswith(("=", "+", "-", "@")):
-        return f"'{text}"
-    return text
+    return f"'{text}"
 
 
 def printable(line: str) -> str:

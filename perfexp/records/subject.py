@@ -236,8 +236,9 @@ def field_text(
 
 def one_line(text: str) -> str:
     """Return a text without line breaks and control characters, safe in terminals and tables."""
-    words = "".join(character if character.isprintable() else " " for character in text)
-    return " ".join(words.split())
+    if not text.isprintable():
+        text = "".join(character if character.isprintable() else " " for character in text)
+    return " ".join(text.split())
 
 
 def _node_name(plan: Mapping[str, Any], group: str) -> str:
