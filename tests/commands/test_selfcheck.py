@@ -43,7 +43,8 @@ def test_a_planted_spread_is_found_printed_and_measured_once(processes_that_diff
     planted = float(np.expm1(np.log(FACTORS).std(ddof=1)))
     by_time = {one["time"]: one for one in answer["spreads"]}
     device = by_time["device"]
-    assert device["cv"] == pytest.approx(planted, rel=0.02)
+    # medians of 20 samples with 1 % of noise: a standard error of 2 %
+    assert device["cv"] == pytest.approx(planted, rel=0.06)
     assert device["cv_interval"][0] < planted < device["cv_interval"][1]
     assert device["processes"] == 10
     assert (
