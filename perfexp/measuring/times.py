@@ -191,9 +191,9 @@ class Times:
         """
         chunk = 0
         if on_device and self.device.asynchronous:
-            chunk = depth.samples_in_queue(
-                queue.Segments(step.segments, self.device).once, self.device
-            )
+            once = queue.Segments(step.segments, self.device).once
+            k, fills, _ = depth.group_calls(once, self.device)
+            chunk = k * fills
         block = queue.Segments(step.segments, self.device, chunk)
         collector = self._collector("phases", block)
         collecting.collect([collector], self.device.now_ns, verdicts.busy_seconds(point))
