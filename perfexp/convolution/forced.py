@@ -335,12 +335,13 @@ class Forced:
             UserError: with `on_unsupported=error`.
         """
         self._refused.append(problem)
+        if self._on_unsupported is OnUnsupported.fallback:
+            return
         refusal = _refusal({layer.name: f"{layer.requested}: {reason}"}, 0)
-        message = f"{refusal} {self._remedy([problem])}"
+        message = f"{refusal} {self._remedy([problem])}"  # this tries all algorithms
         if self._on_unsupported is OnUnsupported.skip:
             raise Unsupported(message)
-        if self._on_unsupported is OnUnsupported.error:
-            raise UserError(f"{message} {_OTHERWISE}")
+        raise UserError(f"{message} {_OTHERWISE}")
 
     def _remedy(self, problems: Iterable[Problem] = (), layers: Iterable[Layer] = ()) -> str:
         """Return a sentence with the algorithms that can compute all these problems and layers."""

@@ -190,6 +190,16 @@ def test_a_pass_that_cudnn_refuses_is_torchs_and_says_so(cudnn):
     assert {which for which, *_ in scripted.calls} == {"Forward", "BackwardData"}
 
 
+def test_a_layer_left_to_torch_tries_no_other_algorithm(cudnn):
+    scripted = cudnn(refuses=lambda which, code, *_: code == 4)
+    model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.Conv2d(6, 6, 3))
+    forced = Forced(name="fft", layers={"1": "gemm"}, backend="cudnn")
+    with torch.inference_mode(), forced.applied(session(model)):
+        model(torch.randn(1, 4, 8, 8))
+    assert [each.status.value for each in forced.report().layers] == ["fallback", "requested"]
+    assert {code for _, code, *_ in scripted.calls} == {2}
+
+
 def test_late_cudnn_refusals_are_found_before_the_model_runs(cudnn):
     cudnn(fails=lambda which, code, *_: code == 4)
     layer, forced = nn.Conv2d(4, 6, 3), Forced(name="fft", backend="cudnn")
