@@ -95,7 +95,7 @@ class Sizes(Skipping):
         super().__post_init__()
         if self.num_sizes < 1 or self.min_size < 1 or self.max_size < self.min_size:
             raise UserError(
-                "sweep=sizes needs num_sizes ≥ 1 and 1 ≤ min_size ≤ max_size; given: "
+                "sweep needs num_sizes ≥ 1 and 1 ≤ min_size ≤ max_size; given: "
                 f"num_sizes={self.num_sizes}, min_size={self.min_size}, max_size={self.max_size}."
             )
         if self.max_size > MOST_PIXELS:
@@ -104,8 +104,8 @@ class Sizes(Skipping):
             )
         if self.num_sizes > (possible := self.max_size - self.min_size + 1):
             raise UserError(
-                f"sweep=sizes: there are only {possible} sizes from {self.min_size} to "
-                f"{self.max_size}, not {self.num_sizes}. Lower sweep.num_sizes or widen the range."
+                f"sweep.num_sizes: there are only {possible} sizes from {self.min_size} to "
+                f"{self.max_size}, not {self.num_sizes}. Lower it or widen the range."
             )
 
     def points(self, sizes: Sequence[Size], batch_sizes: Sequence[int]) -> list[tuple[Size, int]]:

@@ -199,8 +199,9 @@ CHECKPOINT_SECONDS = _quantity("train/checkpoint_seconds", "Time for writing che
 PEAK_MEMORY = _quantity(
     "memory/peak_bytes",
     "Peak during the timed calls. CPU: the process's resident memory. CUDA: peak allocated by "
-    "torch",
+    "torch. Mean over processes",
     is_apart=True,
+    pooled=Pooled.GEOMETRIC_MEAN,
 )
 FIRST_MEMORY = _quantity(
     "memory/warmup_peak_bytes",

@@ -360,7 +360,9 @@ def _pooled(metric: Metric, points: Sequence[Point], factors: Mapping[Pooled, fl
         ]
         if not values:
             return metric
-        return msgspec.structs.replace(metric, value=combine(values), reason=None)
+        # the mean of equal bytes is theirs to the last digit
+        value = combine(values) if len(set(values)) > 1 else values[0]
+        return msgspec.structs.replace(metric, value=value, reason=None)
     if metric.value is None:
         return metric
     if pooled is Pooled.SPEEDUP and (speedup := pooled_speedup(points, metric.name)):

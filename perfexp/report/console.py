@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -301,9 +302,12 @@ class Console:
         Lines are not broken, so that a terminal copies them whole.
         """
         text = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
+        command = "perfexp show -v"
+        if Path(text).parts[:1] != ("outputs",):  # without a folder, it shows the last run there
+            command += f" {shlex.quote(text)}"
         text += os.sep
         if not (self.quiet or self._verbose):
-            text += "  perfexp show -v"
+            text += f"  {command}"
             if more:
                 text += f" ({units.counted(more, 'more warning')})"
         for line in [text, *map(one_line, (tracking or "").splitlines())]:

@@ -108,7 +108,8 @@ def measure_points(
             point = predicted or procedure.measure(key)
             # a point that was added after a larger batch ran out of memory names that batch
             if energy is not None and not is_with_energy:
-                point.metrics.append(Metric.of(ENERGY, None, reason=_NO_ENERGY))
+                reason = _NO_ENERGY if energy.detected.meters else energy.detected.reason
+                point.metrics.append(Metric.of(ENERGY, None, reason=reason))
             if key not in keys and (before := sweep.shrunk(results).get(key)):
                 point.facts["shrunk_from"] = before
             if plan.seeks_batch and (trials := trials_of(key, earlier)):

@@ -42,7 +42,7 @@ def test_show_with_v_adds_all_metrics_and_the_text_of_notes(
     brief = capsys.readouterr().out
     assert "memory/device" not in brief
     assert "tf32_ceiling" not in brief
-    assert brief.endswith("/  perfexp show -v\n")
+    assert brief.endswith(f"/  perfexp show -v {folder}\n")
     assert commands.run(["show", "-v", str(folder)]) == 0
     verbose = capsys.readouterr().out
     assert "memory/device" in verbose

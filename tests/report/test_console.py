@@ -1009,7 +1009,7 @@ def test_one_measurement_prints_at_most_eight_lines(
         "  ± 95 % interval over 3 processes (perfexp help ±)",
         "warning: the driver throttled the device for 10% of the time of `device`: power (throttled)",
         "  help: let the device cool, or read the figure as one under this limit; perfexp changes no limits",
-        "out/  perfexp show -v (1 more warning)",
+        "out/  perfexp show -v out (1 more warning)",
     ]
 
 
@@ -1106,4 +1106,4 @@ def test_errors_precede_warnings_and_notes_are_on_request(build: Builder) -> Non
 def test_the_folder_and_the_link_to_the_tracker_end_it(build: Builder, tmp_path: Path) -> None:
     out = io.StringIO()
     console(out).show(Analysis.of(build.record(build.point())), tmp_path, tracking="perfexp ui")
-    assert out.getvalue().splitlines()[-2:] == [f"{tmp_path}/  perfexp show -v", "perfexp ui"]
+    assert out.getvalue().splitlines()[-2:] == [f"{tmp_path}/  perfexp show -v {tmp_path}", "perfexp ui"]
