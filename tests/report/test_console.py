@@ -1106,4 +1106,7 @@ def test_errors_precede_warnings_and_notes_are_on_request(build: Builder) -> Non
 def test_the_folder_and_the_link_to_the_tracker_end_it(build: Builder, tmp_path: Path) -> None:
     out = io.StringIO()
     console(out).show(Analysis.of(build.record(build.point())), tmp_path, tracking="perfexp ui")
-    assert out.getvalue().splitlines()[-2:] == [f"{tmp_path}/  perfexp show -v {tmp_path}", "perfexp ui"]
+    assert out.getvalue().splitlines()[-2:] == [
+        f"{tmp_path}/  perfexp show -v {tmp_path}",
+        "perfexp ui",
+    ]

@@ -52,6 +52,8 @@ LONGEST_LABEL, _LONGEST_REASON = 55, 90
 _MARKERS, _DASHES = ("o", "s", "^", "D", "v"), ("-", "--", ":")
 #: Up to this many measured positions get their own ticks; otherwise matplotlib places ticks.
 _MOST_TICKS = 12
+#: Width of a tick's label, as a share of the axis.
+_TICK_SHARE = 0.045
 #: An axis from zero extends this far beyond the largest value, to show its marker and ring label.
 _HEADROOM = 1.15
 #: An interval extends an axis to at most this multiple of its value.
@@ -125,11 +127,23 @@ def _chart(chart: Chart) -> Any:
     legend(cells[chart.across - 1], *cells)
     if len(positions) * chart.across <= _MOST_TICKS:
         axes.minorticks_off()
-        axes.set_xticks(positions, list(map(chart.ticks.get, positions)))
+        axes.set_xticks(positions, _apart(axes, chart.ticks, positions))
     for foot in cells[: len(chart.panels)][-chart.across :]:
         foot.tick_params(labelbottom=True)
         foot.set_xlabel(chart.axis, fontsize=13 if chart.across == 1 else 11)
     return figure
+
+
+def _apart(axes: Any, ticks: Mapping[float, str], positions: Sequence[float]) -> list[str]:
+    """Return the labels of ticks in order; empty where it would cover the one before."""
+    labels, taken = list[str](), -1.0
+    places = axes.transScale + axes.transLimits  # to shares of the axis
+    for position in positions:
+        share = places.transform((position, 1.0))[0]
+        is_free = share - taken >= _TICK_SHARE
+        labels.append(ticks[position] if is_free else "")
+        taken = share if is_free else taken
+    return labels
 
 
 def _panel(axes: Any, panel: Panel, ticks: Mapping[float, str]) -> None:

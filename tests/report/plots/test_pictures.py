@@ -92,6 +92,13 @@ def test_sizes_make_the_horizontal_axis(build: Builder) -> None:
     assert plot.panels[0].lines[0].x == tuple(range(224, 513, 32))
 
 
+def test_a_tick_close_to_another_has_no_label(build: Builder) -> None:
+    points = [build.point(size=side) for side in (224, 367, 369, 512)]
+    axes = drawing.compose(record_plots.plot(Analysis.of(build.record(*points)))).axes[-1]
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert [len(axes.get_xticks()), *labels] == [4, "224", "367", "", "512"]
+
+
 def test_sizes_that_are_not_square_lie_at_their_pixels(build: Builder) -> None:
     plot = record_plots.plot(
         Analysis.of(build.record(build.point(size=(256, 512)), build.point(size=256)))
