@@ -261,7 +261,7 @@ def _answer_lines(predictions: Sequence[_Prediction]) -> Iterator[str]:
         if quantity in quantities:
             yield note
     if MEASURED in sources:
-        yield "a measured interval is that of its record, or of the calls of its only process"
+        yield "a measured interval is that of its record"
 
 
 def answer_text(answer: Answer, unit: str) -> str:

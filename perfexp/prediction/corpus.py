@@ -94,7 +94,8 @@ class MeasuredCurve:
         phase: phase of the calls.
         quantity: one of QUANTITIES.
         kind: name of the time, or of the metric.
-        values: measured values with 95 % intervals, by input size and batch size.
+        values: measured values with 95 % intervals for this run, by input size and batch size.
+        stated: times with the record's 95 % intervals, which hold for other runs; otherwise empty.
         out_of_memory: input sizes and batch sizes in this phase that ran out of memory.
         conditions: versions and limits that change times.
         ended: end of the record, ISO 8601.
@@ -114,6 +115,7 @@ class MeasuredCurve:
     conditions: Mapping[str, str]
     ended: str
     times: MeasuredCurve | None = None
+    stated: Mapping[Pair, Interval] = field(default_factory=dict)
     folders: Mapping[Pair, Path] = field(default_factory=dict)
 
     @property
@@ -226,14 +228,18 @@ def _joined(curves: Sequence[MeasuredCurve]) -> list[MeasuredCurve]:
         if newest is None:
             continue
         values, sources = dict[Pair, Interval](), dict[Pair, Path]()
+        stated = dict[Pair, Interval]()
         too_large = frozenset[Pair]()
         for part in reversed(parts):
             too_large |= part.out_of_memory
             if part.kind == newest.kind:
                 values |= part.values
+                stated |= part.stated
                 sources |= dict.fromkeys(part.values, part.folder)
         too_large -= values.keys()
-        joined.append(replace(newest, values=values, folders=sources, out_of_memory=too_large))
+        joined.append(
+            replace(newest, values=values, stated=stated, folders=sources, out_of_memory=too_large)
+        )
     return [*complete, *joined]
 
 
@@ -275,6 +281,7 @@ def _of_phases(record: Record, folder: Path) -> list[MeasuredCurve]:
                     conditions=conditions_of(record.environment),
                     ended=record.ended,
                     times=times if quantity == "energy" else None,
+                    stated=_stated(of_phase, kind) if quantity == "time" else {},
                 )
                 curves.append(curve)
                 times = times or curve
@@ -295,6 +302,15 @@ def _times(table: Sequence[Row]) -> tuple[str, dict[Pair, Interval]]:
                     medians[row.key.input_size, row.key.batch_size] = median
             return kind, medians
     return "", {}
+
+
+def _stated(table: Sequence[Row], kind: str) -> dict[Pair, Interval]:
+    """Return a time's mean over processes by point, with the interval that the record shows."""
+    return {
+        (row.key.input_size, row.key.batch_size): row.figures[kind].interval
+        for row in table
+        if kind in row.figures
+    }
 
 
 def _metrics(

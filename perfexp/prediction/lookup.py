@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -16,6 +17,7 @@ from perfexp.prediction.identity import identity
 from perfexp.prediction.predictions import (
     INTERPOLATED,
     MEASURED,
+    NARROWER,
     OUTSIDE,
     REFUSED,
     Predicted,
@@ -29,6 +31,7 @@ from perfexp.records.record import Key, Record, timed_key
 from perfexp.statistics.conformal import LEVEL
 from perfexp.statistics.estimators import Interval, Samples
 from perfexp.statistics.gaussian_process import leave_one_out
+from perfexp.statistics.moderated import around
 
 #: A stair is a jump in a curve, for example where another kernel begins. A point shows one if it is
 #: this many standard deviations off the prediction from the other points.
@@ -178,7 +181,31 @@ def _predicted(
     for other in matching:
         if other.about.device == curve.about.device:
             out_of_memory |= other.out_of_memory
-    return forecast(curve, [pair], corpus.calibration(curve), out_of_memory=out_of_memory).points[0]
+    calibration = corpus.calibration(curve)
+    [point] = forecast(curve, [pair], calibration, out_of_memory=out_of_memory).points
+    if point.value is None:
+        return point
+    own, stated = curve.values[point.nearest], curve.stated.get(point.nearest)
+    return replace(point, value=_for_other_runs(point.value, own, stated))
+
+
+def _for_other_runs(value: Interval, own: Interval, stated: Interval | None) -> Interval:
+    """Widen a 90 % interval, which holds for the curve's run, by what varies between runs.
+
+    Args:
+        own: nearest measured value with its 95 % interval for the run.
+        stated: the same with the record's interval.
+    """
+    half, of_run, of_runs = map(_half_width, (value, own, stated or own))
+    if half is None or of_run is None or of_runs is None:
+        return value
+    between_runs = NARROWER * math.sqrt(max(0.0, of_runs**2 - of_run**2))
+    return around(value.value, math.hypot(half, between_runs))
+
+
+def _half_width(value: Interval) -> float | None:
+    """Return an interval's half-width as a difference of logarithms; None without an interval."""
+    return None if value.high is None else math.log(value.high / value.value)
 
 
 def outside(predicted: Predicted, curve: MeasuredCurve) -> list[Diagnostic]:

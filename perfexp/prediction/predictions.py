@@ -23,7 +23,7 @@ from perfexp.statistics.estimators import Interval, Samples
 from perfexp.statistics.gaussian_process import predict
 
 #: Half-width of a 90 % interval over the half-width of a 95 % interval.
-_NARROWER = NORMAL_FACTOR / 1.96
+NARROWER = NORMAL_FACTOR / 1.96
 #: Rounding tolerance at the ends of the measured range, as a share of the range.
 _ROUNDING = 1e-9
 #: Quantities that a sparse sweep predicts.
@@ -205,8 +205,8 @@ def _narrowed(value: Interval) -> Interval:
     """Turn a 95 % interval into a 90 % interval."""
     if value.low is None or value.high is None:
         return value
-    low = value.value + _NARROWER * (value.low - value.value)
-    high = value.value + _NARROWER * (value.high - value.value)
+    low = value.value + NARROWER * (value.low - value.value)
+    high = value.value + NARROWER * (value.high - value.value)
     return Interval(value=value.value, low=low, high=high)
 
 

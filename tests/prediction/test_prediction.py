@@ -10,12 +10,14 @@ from perfexp.errors import UserError
 from perfexp.prediction import corpus, lookup, predictions, skill
 from perfexp.prediction.corpus import MeasuredCurve, MeasuredDevice
 from perfexp.prediction.skill import GAUSSIAN_PROCESS, Truth
+from perfexp.records.analysis import Analysis
 from perfexp.records.record import Key, Metric, Point, Status, layers_key
 from perfexp.records.subject import Subject
 from perfexp.statistics import gaussian_process, selection
 from perfexp.statistics.conformal import NORMAL_FACTOR, Calibration, calibrate
 from perfexp.statistics.estimators import Interval
 from perfexp.statistics.gaussian_process import GRID, Curve, predict
+from perfexp.statistics.prior import Prior
 
 
 def truth(seed=0, *, noise=0.01, jump=None, group="model"):
@@ -316,3 +318,20 @@ def test_related_curve_without_few_points_is_not_borrowed():
     dense = {((side, side), 1): 1e-8 * side**2 for side in range(224, 512, 16)}
     times = curve_over({**dense, ((512, 512), 1): 1.0})
     assert not replace(curve_over(dense, quantity="energy"), times=times).borrows
+
+
+def test_looked_up_intervals_hold_for_other_runs_as_the_records_do(make_record, tmp_path):
+    record = make_record(sizes=(224, 256, 288, 320))
+    record.priors = {"host-bound": Prior(variance=0.01, degrees=100.0)}
+    (tmp_path / "record.json").write_bytes(record.to_json())
+    [curve] = [curve for curve in corpus.find_curves([tmp_path]) if curve.quantity == "time"]
+    halves = []
+    for size in (256, 272):
+        key = Key(phase="inference", input_size=(size, size), batch_size=1, precision="fp32")
+        answer = lookup.look_up(key, "time", record.plan, corpus.Corpus([curve]), {})
+        halves.append(np.log(answer.predicted.value.high / answer.predicted.value.value))
+    shown = Analysis.of(record).rows[1].figures[curve.kind].interval
+    stated, own = (np.log(each.high / each.value) for each in (shown, curve.values[(256, 256), 1]))
+    assert stated > 3 * own
+    assert halves[0] == pytest.approx(stated * NORMAL_FACTOR / 1.96, rel=0.01)
+    assert halves[1] > 0.95 * halves[0]
