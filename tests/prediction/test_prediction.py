@@ -320,7 +320,7 @@ def test_related_curve_without_few_points_is_not_borrowed():
     assert not replace(curve_over(dense, quantity="energy"), times=times).borrows
 
 
-def test_looked_up_intervals_hold_for_other_runs_as_the_records_do(make_record, tmp_path):
+def test_looked_up_intervals_are_those_of_the_record(make_record, tmp_path):
     record = make_record(sizes=(224, 256, 288, 320))
     record.priors = {"host-bound": Prior(variance=0.01, degrees=100.0)}
     (tmp_path / "record.json").write_bytes(record.to_json())
