@@ -634,9 +634,9 @@ def read_points(path: Path) -> list[Point]:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def missing(keys: Iterable[Key], path: Path) -> list[Key]:
-    """Return the keys without a result in a points.jsonl, for example to resume a run."""
-    done = {point.key for point in read_points(path)}
+def missing(keys: Iterable[Key], results: Iterable[Point]) -> list[Key]:
+    """Return the keys without a result, for example to resume a run."""
+    done = {point.key for point in results}
     return [key for key in keys if key not in done]
 
 

@@ -90,9 +90,9 @@ def _left(assignment: Assignment) -> tuple[Collection[Key], float | None]:
 
     Earlier results from the same run improve the estimate.
     """
-    keys, points = assignment.plan.keys(), RunPaths(assignment.folder).points
-    left = keys if assignment.overwrites else missing(keys, points)
-    return left, assignment.seconds(left, measured_seconds(read_points(points)))
+    keys, results = assignment.plan.keys(), read_points(RunPaths(assignment.folder).points)
+    left = keys if assignment.overwrites else missing(keys, results)
+    return left, assignment.seconds(left, measured_seconds(results))
 
 
 def _text(left: Sequence[Collection[Key]], seconds: float | None) -> str:

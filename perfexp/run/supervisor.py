@@ -41,6 +41,7 @@ from perfexp.records.record import (
     Key,
     Point,
     Status,
+    missing,
     point_to_line,
     read_points,
     timestamp,
@@ -143,15 +144,10 @@ class Supervisor:
             self._results, self._version = read_points(self.paths.points), version
         return list(self._results)
 
-    def missing(self, keys: Iterable[Key]) -> list[Key]:
-        """Return the keys without a result."""
-        done = {point.key for point in self.measured()}
-        return [key for key in keys if key not in done]
-
     def left(self) -> list[Key]:
         """Return the points without a result, and profiles to repeat, in measuring order."""
         planned = [key for kind in ("timed", "ttfp", "layers") for key in self.keys[kind]]
-        left = self.missing([*planned, *self.profiles])
+        left = missing([*planned, *self.profiles], self.measured())
         return left + [key for key in self.profiles if key in self.again and key not in left]
 
 
@@ -212,7 +208,7 @@ def profile(job: Supervisor) -> None:
     job.extend()
     with interrupts.held():
         for key in job.profiles:
-            if key in job.again or job.missing([key]):
+            if key in job.again or missing([key], job.measured()):
                 _replace(job, _profiled(job, key))
 
 
@@ -261,7 +257,7 @@ def _measure(job: Supervisor, kind: str, replicate: int) -> None:
         ending = _one_worker(job, [f"--what={kind}", f"--replicate={replicate}"])
         still = _left(job, kind, replicate)
         fruitless = fruitless + 1 if still == left else 0
-        if ending.current is not None and job.missing([ending.current]):
+        if ending.current is not None and missing([ending.current], job.measured()):
             _abandon(job.paths, [ending.current], ending)
         elif fruitless and (ending.status is not Status.KILLED or fruitless >= _STARTS):
             if kind == "trials":  # a worker makes one trial
@@ -274,7 +270,7 @@ def _left(job: Supervisor, kind: str, replicate: int) -> list[Key]:
     job.extend()
     if kind == "trials":  # any replicate's process makes them
         return job.keys[kind]
-    return job.missing(key for key in job.keys[kind] if key.replicate == replicate)
+    return missing([key for key in job.keys[kind] if key.replicate == replicate], job.measured())
 
 
 def _pass_over(job: Supervisor, kind: str, replicate: int) -> None:

@@ -218,7 +218,7 @@ def _missing(keys: list[Key], paths: RunPaths, replicate: int) -> list[Key]:
     """Return this replicate's keys without a result, except those that wait for a batch search."""
     return [
         key
-        for key in missing(keys, paths.points)
+        for key in missing(keys, read_points(paths.points))
         if key.batch_size != LARGEST and key.replicate == replicate
     ]
 

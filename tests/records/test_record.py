@@ -141,15 +141,15 @@ def test_a_line_after_a_torn_one_is_not_lost(tmp_path):
 
 def test_what_has_no_result_is_missing(tmp_path):
     file = tmp_path / "points.jsonl"
-    assert missing([key(1), key(2)], file) == [key(1), key(2)]
+    assert missing([key(1), key(2)], read_points(file)) == [key(1), key(2)]
     append_line(file, point_to_line(point(1)))
-    assert missing([key(1), key(2)], file) == [key(2)]
+    assert missing([key(1), key(2)], read_points(file)) == [key(2)]
 
 
 def test_replicates_are_different_points(tmp_path):
     file = tmp_path / "points.jsonl"
     append_line(file, point_to_line(point(1)))
-    assert missing([key(1, replicate=1)], file) == [key(1, replicate=1)]
+    assert missing([key(1, replicate=1)], read_points(file)) == [key(1, replicate=1)]
 
 
 def test_run_status_is_that_of_its_first_bad_point():

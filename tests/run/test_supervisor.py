@@ -44,7 +44,6 @@ def test_results_are_read_again_only_after_a_change(tmp_path, reads):
     replaced.replace(file)
     assert job.measured() == [second, first]
     assert len(reads) == 3
-    assert job.missing([first.key, point("update").key]) == [point("update").key]
 
 
 def test_a_call_has_the_figures_of_its_layers_in_the_record_only():
