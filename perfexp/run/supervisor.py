@@ -56,6 +56,7 @@ from perfexp.run.preparation import (
     write_expected,
 )
 from perfexp.run.worker_query import Heard, error_of, listen
+from perfexp.statistics import distributions
 
 #: Statuses that another process would get, too.
 _LASTING = (Status.UNSUPPORTED, Status.OOM, Status.OOM_PREDICTED)
@@ -441,6 +442,8 @@ def _one_worker(
     job.paths.refusal.unlink(missing_ok=True)
     imports = None if prefix or _COLD_START in what else config.imports(job.plain)
     process = WorkerProcess(command, job.paths.log, imports=imports)
+    if _COLD_START not in what:
+        distributions.preload()  # the listener must not do that while the worker measures
     current: Key | None = None
 
     def take(event: Event) -> None:

@@ -10,6 +10,7 @@ from perfexp.records.record import Key, Metric, Point, Status, point_to_line
 from perfexp.run import supervisor
 from perfexp.run.job import _merged
 from perfexp.run.supervisor import Supervisor
+from perfexp.run.worker_query import Heard
 
 
 def point(phase, **fields):
@@ -65,3 +66,21 @@ def test_a_call_has_the_figures_of_its_layers_in_the_record_only():
     ]
     assert [doubt.code for doubt in merged.doubts] == ["busy_host", "layers_inexact"]
     assert _merged([merged, layers]) == [merged, layers], "points of a record"
+
+
+@pytest.mark.parametrize(
+    ("what", "order"), [("timed", ["start", "preload", "listen"]), ("ttfp", ["start", "listen"])]
+)
+def test_scipy_is_imported_while_a_worker_starts(tmp_path, monkeypatch, what, order):
+    """Not while it measures, as the first result would: that uses all cores for a moment."""
+    steps = []
+    heard = Heard(code=0, last={})
+    monkeypatch.setattr(supervisor, "WorkerProcess", lambda *_, **__: steps.append("start"))
+    monkeypatch.setattr(supervisor.distributions, "preload", lambda: steps.append("preload"))
+    monkeypatch.setattr(supervisor, "listen", lambda *_: (steps.append("listen"), heard)[1])
+    job = Supervisor(SimpleNamespace(folder=tmp_path))
+    job.paths.points.parent.mkdir()
+    job.plan = SimpleNamespace(timeout_seconds=1.0)
+    job.plain, job.plan_sha256 = {"process_start": "spawned"}, ""
+    supervisor._one_worker(job, [f"--what={what}"])
+    assert steps == order
