@@ -172,6 +172,35 @@ def test_a_module_that_is_not_supported_is_one_line(capfd):
     assert "RuntimeError" in Path("run", "details", "run.log").read_text()
 
 
+def failing_in(call_number, error):
+    """A function that fails once."""
+    calls = []
+
+    def function(x):
+        calls.append(1)
+        if len(calls) == call_number:
+            raise error
+        return x
+
+    return function
+
+
+@pytest.mark.parametrize("call_number", [2, 8, 25])
+@pytest.mark.parametrize(
+    ("error", "status"), [(RuntimeError("mine"), "failed"), (MemoryError("mine"), "oom")]
+)
+def test_an_error_in_any_call_is_the_result(call_number, error, status):
+    record = perfexp.measure(failing_in(call_number, error), **{**FAKE, "gpu": "cpu"})
+    [point] = record.points
+    assert point.status == status
+    assert point.error.startswith(f"{type(error).__name__}: mine")
+
+
+def test_ctrl_c_during_a_series_ends_the_measurement():
+    with pytest.raises(KeyboardInterrupt):
+        perfexp.measure(failing_in(25, KeyboardInterrupt()), **{**FAKE, "gpu": "cpu"})
+
+
 def test_runs_are_loaded_as_tables():
     perfexp.measure("fake", **FAKE, output_dir="runs/a")
     perfexp.measure("fake", **FAKE, output_dir="runs/b", batch_size=2)

@@ -367,7 +367,7 @@ class Times:
         finally:
             observer.add_to(point)
             point.series += [
-                collector.series() for collector in collectors if collector.samples.size
+                collector.series() for collector in collectors if collector.is_measured
             ]
             self.worked(point, 0.0)
 

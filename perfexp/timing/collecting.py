@@ -88,6 +88,12 @@ class Collector:
         """
         return self._elapsed_ns * 1e-9
 
+    @property
+    def is_measured(self) -> bool:
+        """Return whether the series has a sample after its warm-up."""
+        monitor = self._monitor
+        return monitor is not None and monitor.warmup(self.samples) < self.samples.size
+
     def take_block(self, now: Callable[[], int], busy_seconds: float) -> bool:
         """Take the next block; the first time, take the warm-up before it.
 
@@ -118,7 +124,8 @@ class Collector:
             name=self.name,
             samples=self.samples.tolist(),
             warmup=monitor.warmup(self.samples),
-            blocks=list(monitor.starts),
+            # a block that an error ended has a start, but no samples
+            blocks=[start for start in monitor.starts if start < self.samples.size],
             calls_per_sample=self.calls_per_sample,
             stop=monitor.stop(self.samples),
         )

@@ -434,3 +434,25 @@ def test_series_alternate_blocks_and_drift_widens_both():
         time = point_times.summary_of(series).median
         assert time.high - time.low > 0.03 * time.value
         assert estimators.median_interval(series.samples[:30]).relative_half_width < 0.002
+
+
+@pytest.mark.parametrize(("failing_call", "measured"), [(2, 0), (5, 0), (12, 7)])
+def test_an_error_leaves_the_samples_of_complete_blocks(failing_call, measured):
+    device, calls = FakeDevice(), []
+
+    def call():
+        calls.append(1)
+        if len(calls) == failing_call:
+            raise RuntimeError("broken")
+        device.launch(1e-3)
+
+    collector = collecting.Collector(
+        "latency",
+        collecting.Latency(call, device),
+        lambda _: Fixed(warmup=2, measure=50).begin(takes_turns=True),
+    )
+    with pytest.raises(RuntimeError, match="broken"):
+        collecting.collect([collector], device.now_ns)
+    assert collector.is_measured == bool(measured)
+    if measured:
+        assert len(collector.series().measured) == measured
