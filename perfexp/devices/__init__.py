@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -147,6 +148,10 @@ class Device(Protocol):
             give_back: whether to return unused memory to the system first.
         """
         return
+
+    def memory_limited(self) -> AbstractContextManager[None]:
+        """Return a context in which a search for the largest batch may exhaust the memory."""
+        return nullcontext()
 
     def memory(self) -> list[Metric]:
         """Return `memory/peak_bytes` since the last reset, and other memory metrics.

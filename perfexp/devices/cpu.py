@@ -8,7 +8,8 @@ import platform
 import re
 import resource
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,20 @@ class CpuDevice(Device):
                 ctypes.CDLL(None).malloc_trim(0)
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
+
+    @contextmanager
+    def memory_limited(self) -> Iterator[None]:
+        """Make allocations beyond the free memory fail: Linux would kill a process instead."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limit = psutil.Process().memory_info().vms + psutil.virtual_memory().available
+        if soft != resource.RLIM_INFINITY:
+            limit = min(limit, soft)
+        with suppress(OSError, ValueError):  # macOS has no such limit
+            resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
     def memory(self) -> list[Metric]:
         """Return the process's peak resident memory, libraries and data included.

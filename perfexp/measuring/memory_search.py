@@ -31,7 +31,7 @@ def add_batch_that_fits(context: Context, point: Point) -> None:
         reason, text = None, f"A batch of {fits} fits."
         if not fits:
             reason, text = "not even one sample fits", "No smaller batch fits."
-        point.error = f"{point.error} {text}"
+        point.error = f"{str(point.error).rstrip('.')}. {text}"
     point.metrics.append(Metric.of(FITTING_BATCH, fits, reason=reason))
 
 
@@ -57,7 +57,7 @@ def try_calls(context: Context, key: Key) -> Point:
     """
     point = Point(key=key, status=Status.OK)
     try:
-        with context.step(key) as (step, batches):
+        with context.device.memory_limited(), context.step(key) as (step, batches):
             context.first_call(step, batches)
             if context.graph:
                 step = graphed(step, context.session, constant=batches.constant)
