@@ -266,7 +266,7 @@ class _Judge:
         if verdict is Verdict.UNDECIDED and len(pairs) == sequential.MOST:
             self._notes.append("a wider --margin, larger inputs or a quieter machine may decide it")
         seconds = {}
-        for name in self._arguments if ratio else ():
+        for name in self._arguments if pairs and not reason else ():
             seconds[name] = statistics.geometric_mean(pair[name] for pair in pairs)
         return CallableComparison(
             left=self._places[0],

@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 
 import pytest
 
@@ -450,6 +451,7 @@ def test_command_prints_the_verdict_and_exits_with_1_if_refused(here, capsys):
     assert commands.run(["ab", *options, "--right", "old.py:fn"]) == 0
     printed = capsys.readouterr().out
     assert "right is UNDECIDED" in printed
+    assert re.search(r"left   old.py:fn  [\d.]+ .?s\n", printed)
     assert "note: both sides are the same function" in printed
     (here / "new.py").write_text("def fn(x, w): return x")
     assert commands.run(["ab", *options, "--right", "new.py:fn", "--json"]) == 1
