@@ -137,7 +137,7 @@ def header(comparison: Comparison) -> list[str]:
         constant += points
     if any(constant):
         lines.append(" · ".join(filter(None, constant)))
-    rules = [f"SAME: within ±{bare(comparison.margin)}"]
+    rules = [f"SAME means within ±{bare(comparison.margin)}"]
     if len(points) > 1 or len(comparison.sides) > 2:
         fdr = bare(comparison.fdr)
         rules.append(f"false discovery rate {fdr} over all pairs of a measure")

@@ -298,7 +298,7 @@ class SkillTable:
         `perfexp predict check` prints it.
         """
         columns = [Column("method", is_key=True, prose=True), *map(Column, _COLUMNS)]
-        columns.append(Column("interval score"))
+        columns.append(Column("interval score", rank=1))
         cells = []
         process_score = pooled([scores[GAUSSIAN_PROCESS] for scores in self.scores])[
             "interval_score"

@@ -91,7 +91,7 @@ def _figures(row: Row, percentiles: Iterable[float]) -> list[str]:
         parts["throughput"] = [f"{value} samples/s{sign}{half_width}"]
     if text := wording.figure_text(row, quantities.TOKENS_RATE):
         parts.setdefault("throughput", []).append(text)
-    if text := wording.figure_text(row, quantities.PEAK_MEMORY):
+    if parts and (text := wording.figure_text(row, quantities.PEAK_MEMORY)):
         parts.setdefault("throughput", []).append(f"memory {text}")
     if text := wording.figure_text(row, quantities.ENERGY):
         parts["energy"] = [f"{text} per call"]
