@@ -287,11 +287,13 @@ def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
     if not paths.plan.exists():
         return
     before, now = plan_file.read_to_resume(paths.plan), _with_fewer_processes(paths, plain)
-    if changed := plan_file.differences(before, now):
-        if why := plan_file.refusal_of_sources(before, now):
+    if why := plan_file.refusal_of_sources(before, now):
+        if any(point.status in _FINAL for point in read_points(paths.points)):
             raise OtherCode(
                 f"{paths.root} has results of other code: {why} --overwrite replaces the results."
             )
+        before = {**before, "sources": now["sources"]}  # all failed: the code may have been fixed
+    if changed := plan_file.differences(before, now):
         listed = "\n  ".join(changed[:20])
         raise UserError(
             f"{paths.root} holds the run of another plan. It differs in\n  {listed}\nChoose "

@@ -118,3 +118,20 @@ def test_sweep_of_changed_code_has_no_table_and_names_the_file(here, capsys, mon
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(here))])
     assert main(command) == 2
     assert "pieces/heads.py can't be found here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("further", [[], ["resume=a"]])
+def test_a_run_that_failed_continues_with_fixed_code(here, monkeypatch, capsys, further):
+    monkeypatch.setenv("PYTHONPATH", str(here))
+    command = ["--config-dir=conf", "model=net", "input_size=8", "gpu=cpu", "stopping=fixed"]
+    command += ["stopping.measure=3", "tracking=none", "output_dir=a"]
+    heads = here / "pieces" / "heads.py"
+    heads.write_text(
+        f"{HEAD.format(outputs=3)}\n    def forward(self, x):\n        return unknown\n"
+    )
+    assert main(command) == 1
+    heads.write_text(HEAD.format(outputs=3))
+    assert main([*further, "--config-dir=conf"] if further else command) == 0
+    heads.write_text(HEAD.format(outputs=4))
+    assert main(command) == 2
+    assert "has results of other code: pieces/heads.py changed" in capsys.readouterr().err
