@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
+import sysconfig
+import traceback
 from collections.abc import Iterable
+from pathlib import Path
 
 #: Messages when host memory is exhausted: from allocators, the system and its dynamic loader.
 _HOST_MEMORY = re.compile(
@@ -16,6 +20,8 @@ _HOST_MEMORY = re.compile(
     r"|failed to map segment",
     re.I,
 )
+#: Names of folders with installed packages, which their versions identify.
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 #: pip names of packages that have another import name.
 _DISTRIBUTIONS = {
     "hydra": "hydra-core",
@@ -84,6 +90,26 @@ def is_out_of_host_memory(error: BaseException) -> bool:
             return True
         cause = cause.__cause__
     return False
+
+
+def is_own(file: Path) -> bool:
+    """Return whether a file is the user's: not of Python, an installed package, or perfexp."""
+    installed: list[Path | str] = [Path(__file__).parent, Path(sys.prefix) / "lib"]
+    installed += [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
+    return _INSTALLED.isdisjoint(file.parts) and not any(map(file.is_relative_to, installed))
+
+
+def line_of(error: BaseException) -> str:
+    """Return the innermost line of the user's code in an error's traceback, as ` (model.py:12)`.
+
+    It is empty if the user's code is not involved. Results of failed points end with it.
+    """
+    own = ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        file = Path(frame.f_code.co_filename)
+        if file.suffix == ".py" and is_own(file):
+            own = f" ({file.name}:{number})"
+    return own
 
 
 def missing_package(error: BaseException) -> str:

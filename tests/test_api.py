@@ -194,6 +194,8 @@ def test_an_error_in_any_call_is_the_result(call_number, error, status):
     [point] = record.points
     assert point.status == status
     assert point.error.startswith(f"{type(error).__name__}: mine")
+    assert ("mine (test_api.py:" in point.error) == (status == "failed")
+    assert "throughput" not in repr(record), "a failed point has no line of figures"
 
 
 def test_ctrl_c_during_a_series_ends_the_measurement():

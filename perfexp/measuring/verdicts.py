@@ -14,7 +14,7 @@ import numpy as np
 from perfexp.convolution import AppliedAlgorithm
 from perfexp.devices import Device
 from perfexp.doctor import environment
-from perfexp.errors import OutOfMemory, Unsupported
+from perfexp.errors import OutOfMemory, Unsupported, line_of
 from perfexp.records import diagnostics, units
 from perfexp.records.point_times import DEVICE_TIMES, first_series
 from perfexp.records.quantities import CYCLES, EPOCH_SECONDS, HOST_SECONDS
@@ -35,7 +35,7 @@ def verdict(error: Exception, device: Device) -> tuple[Status, str]:
     text = f"{type(error).__name__}: {error}".strip()
     if isinstance(error, OutOfMemory) or device.is_out_of_memory(error):
         return Status.OOM, text
-    return Status.FAILED, text
+    return Status.FAILED, text + line_of(error)
 
 
 def bound_by(host_seconds: float | None, wall_seconds: float, device_seconds: float) -> str | None:

@@ -29,7 +29,7 @@ from perfexp.cost.count import count
 from perfexp.cost.tensors import tensors_in
 from perfexp.cost.trial import MODULE_ERRORS, is_stand_in, why_refused
 from perfexp.devices import Device
-from perfexp.errors import Unsupported, UserError
+from perfexp.errors import Unsupported, UserError, line_of
 from perfexp.models import (
     Batch,
     Ddp,
@@ -609,13 +609,17 @@ class TorchSession(Session):
         if not isinstance(inputs, torch.Tensor):
             reason = reason or str(error).splitlines()[0]
             raise Unsupported(
-                f"{self._name} can't take its inputs: {reason}.{self._kind.inputs_help}"
+                f"{self._name} can't take its inputs: {reason}{line_of(error)}."
+                f"{self._kind.inputs_help}"
             )
         with self.sharing(Sharing.alone):
             reason = reason or why_refused(self.module, inputs)
         if reason is not None:
             shape = " × ".join(map(str, inputs.shape))
-            raise Unsupported(f"{self._name} can't take {shape}: {reason}.{self._kind.inputs_help}")
+            raise Unsupported(
+                f"{self._name} can't take {shape}: {reason}{line_of(error)}."
+                f"{self._kind.inputs_help}"
+            )
 
     def _check_fit(self, inputs: Any, targets: torch.Tensor | None) -> None:
         """Raise `UserError` if inputs or targets lack the dimensions that the kind needs."""

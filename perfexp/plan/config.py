@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from perfexp.devices import auto
-from perfexp.errors import PerfexpError, UserError, is_out_of_host_memory
+from perfexp.errors import PerfexpError, UserError, is_out_of_host_memory, line_of
 from perfexp.host import credentials, gpu_sheets
 from perfexp.host.installation import conf_dir
 from perfexp.measuring.profilers import Profiler
@@ -569,7 +569,8 @@ def build(node: Any, **extra: Any) -> Any:
             raise cause from error
         if is_out_of_host_memory(error):
             raise MemoryError(f"{target} can't be loaded: {cause}") from error
-        raise UserError(f"{target} can't be built: {why_not_imported(error)}") from error
+        why = f"{why_not_imported(error)}{line_of(cause)}"
+        raise UserError(f"{target} can't be built: {why}") from error
 
 
 def locate(node: Mapping[str, Any]) -> Any:

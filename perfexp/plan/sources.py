@@ -8,13 +8,12 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-import sysconfig
 from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-#: Names of folders with installed packages, which their versions identify.
-_INSTALLED = ("site-packages", "dist-packages")
+from perfexp.errors import is_own
+
 #: Limit on the files that are hashed.
 _MOST_FILES = 2000
 
@@ -49,7 +48,7 @@ def _files(dotted: str) -> Iterator[tuple[str, Path]]:
     for part in dotted.split("."):
         parts.append(part)
         spec = _spec(".".join(parts), places)
-        if spec is None or (spec.origin and _is_foreign(Path(spec.origin))):
+        if spec is None or (spec.origin and not is_own(Path(spec.origin))):
             return
         places = list(spec.submodule_search_locations or ())
         if spec.origin and spec.origin.endswith(".py"):
@@ -76,13 +75,6 @@ def _spec(name: str, places: list[str] | None) -> ModuleSpec | None:
         except (ImportError, AttributeError, ValueError, OSError):
             continue
     return None
-
-
-def _is_foreign(file: Path) -> bool:
-    """Return whether a file belongs to Python, an installed package, or perfexp."""
-    installed: list[Path | str] = [Path(__file__).parents[1], Path(sys.prefix) / "lib"]
-    installed += [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")]
-    return not set(_INSTALLED).isdisjoint(file.parts) or any(map(file.is_relative_to, installed))
 
 
 def _imports(file: Path, name: str) -> Iterator[str]:

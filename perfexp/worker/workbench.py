@@ -23,7 +23,7 @@ import msgspec
 from perfexp.devices import Device, lock
 from perfexp.devices.cpu import CpuDevice
 from perfexp.doctor import environment
-from perfexp.errors import PerfexpError, UserError
+from perfexp.errors import PerfexpError, UserError, line_of
 from perfexp.host import host_turns
 from perfexp.host.cache import cache_folder
 from perfexp.host.files import disk_error, write_atomically
@@ -510,7 +510,8 @@ def report_failure(error: Exception, emit: Events) -> int:
         emit("refused", message=str(error), exit_code=error.exit_code)
     else:  # from loading the model or opening the device
         where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-        emit("failed", message=f"{type(error).__name__}: {error}".strip() + where)
+        text = f"{type(error).__name__}: {error}".strip()
+        emit("failed", message=f"{text}{line_of(error)}{where}")
     with suppress(OSError):  # a full disk has no room for a traceback; the event reports it
         traceback.print_exc()
     if not isinstance(error, PerfexpError):

@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import itertools
+import re
 import sys
 import threading
 import time
@@ -129,7 +130,10 @@ def test_an_error_of_the_model_says_that_it_was_being_built(monkeypatch, device,
     ):
         pass
     assert workbench.report_failure(raised.value, lambda *event, **facts: told.append(facts)) == 1
-    assert told == [{"message": "ValueError: width -3 (while the model was built)"}]
+    [message] = (event["message"] for event in told)
+    assert re.fullmatch(
+        r"ValueError: width -3 \(test_workbench.py:\d+\) \(while the model was built\)", message
+    )
 
 
 def test_who_waits_for_a_device_is_reminded_of_it(monkeypatch, device, plan, paths):
