@@ -234,8 +234,10 @@ TERMS = {
     "much in distance",
     "effective samples": "as many independent samples would be as certain as this series, whose "
     "neighbours are alike",
-    "standard deviation": "how far the medians of a point's processes lie apart, in percent of "
-    "their mean; of several points, the largest",
+    "standard deviation": "relative standard deviation of the medians of a point's processes; "
+    "of several points, the largest",
+    "scatter": "standard deviation of the times from the fit over sizes, outliers disregarded",
+    "interval score": "mean width of intervals, plus a penalty for each value outside of its own",
     "processes": "repetition in another process: with processes=3 intervals are of the mean over "
     "processes",
     "≈": "estimate: no interval, one whose ends differ by more than a factor of 100, or "
@@ -276,6 +278,9 @@ TERMS = {
     "SAME": "the ratio's interval lies wholly within the margin",
     "UNDECIDED": "the ratio's interval lies neither wholly beyond the margin nor wholly within it",
     "NOT COMPARABLE": "something else differs that may explain the ratio",
+    "oom": "the memory was not enough; with oom_predicted, by a trace of the model, without trying",
+    "unsupported": "model, device or algorithm cannot do this; resume= does not try it again",
+    "killed": "the system ended the measuring process, often because memory was full",
 }
 TERMS["coverage"] = TERMS[_COVERAGE]
 TERMS["?"] = TERMS["UNDECIDED"]
