@@ -102,12 +102,12 @@ def is_own(file: Path) -> bool:
 def line_of(error: BaseException) -> str:
     """Return the innermost line of the user's code in an error's traceback, as ` (model.py:12)`.
 
-    It is empty if the user's code is not involved. Results of failed points end with it.
+    It is empty if the user's code is not involved. Messages about failed calls contain it.
     """
     own = ""
     for frame, number in traceback.walk_tb(error.__traceback__):
         file = Path(frame.f_code.co_filename)
-        if file.suffix == ".py" and is_own(file):
+        if file.suffix == ".py" and is_own(file) and "torchinductor" not in str(file):
             own = f" ({file.name}:{number})"
     return own
 

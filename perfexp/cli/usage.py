@@ -236,7 +236,7 @@ TERMS = {
     "neighbours are alike",
     "standard deviation": "relative standard deviation of the medians of a point's processes; "
     "of several points, the largest",
-    "scatter": "standard deviation of the times from the fit over sizes, outliers disregarded",
+    "scatter": "standard deviation of the times around the fit over sizes, without outliers",
     "interval score": "mean width of intervals, plus a penalty for each value outside of its own",
     "processes": "repetition in another process: with processes=3 intervals are of the mean over "
     "processes",
@@ -278,9 +278,9 @@ TERMS = {
     "SAME": "the ratio's interval lies wholly within the margin",
     "UNDECIDED": "the ratio's interval lies neither wholly beyond the margin nor wholly within it",
     "NOT COMPARABLE": "something else differs that may explain the ratio",
-    "oom": "the memory was not enough; with oom_predicted, by a trace of the model, without trying",
+    "oom": "the memory was not enough; oom_predicted: not tried, by a trace or a smaller point",
     "unsupported": "model, device or algorithm cannot do this; resume= does not try it again",
-    "killed": "the system ended the measuring process, often because memory was full",
+    "killed": "a signal ended the measuring process: memory was full, or native code crashed",
 }
 TERMS["coverage"] = TERMS[_COVERAGE]
 TERMS["?"] = TERMS["UNDECIDED"]

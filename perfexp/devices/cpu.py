@@ -9,7 +9,7 @@ import re
 import resource
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +84,20 @@ class CpuDevice(Device):
 
     @contextmanager
     def memory_limited(self) -> Iterator[None]:
-        """Make allocations beyond the free memory fail: Linux would kill a process instead."""
+        """Make allocations in this process fail where the host has no memory for them.
+
+        Linux would end a process instead, maybe another one. Limits of control groups are not known
+        here.
+        """
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         limit = psutil.Process().memory_info().vms + psutil.virtual_memory().available
         if soft != resource.RLIM_INFINITY:
             limit = min(limit, soft)
-        with suppress(OSError, ValueError):  # macOS has no such limit
-            resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-        try:
+        with ExitStack() as stack:
+            with suppress(OSError, ValueError):  # macOS has no such limit
+                resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+                stack.callback(resource.setrlimit, resource.RLIMIT_AS, (soft, hard))
             yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
     def memory(self) -> list[Metric]:
         """Return the process's peak resident memory, libraries and data included.

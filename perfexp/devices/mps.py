@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,6 +32,11 @@ class MpsDevice(CpuDevice):
     def __init__(self) -> None:
         super().__init__(name=f"{processor_name()} GPU")
         self._evicting: torch.Tensor | None = None
+
+    @contextmanager
+    def memory_limited(self) -> Iterator[None]:
+        """Limit nothing: torch limits the GPU's memory."""
+        yield
 
     def synchronize(self) -> None:
         """Wait until the queue is empty."""

@@ -40,9 +40,9 @@ def _batch_that_fits(context: Context, key: Key) -> int | None:
     batch_size = key.batch_size // 2
     while batch_size:
         context.progress(f"does a batch of {batch_size} fit?")
-        status = try_calls(context, msgspec.structs.replace(key, batch_size=batch_size)).status
-        if status is not Status.OOM:
-            return batch_size if status is Status.OK else None
+        tried = try_calls(context, msgspec.structs.replace(key, batch_size=batch_size))
+        if tried.status is Status.OK:
+            return batch_size
         batch_size //= 2
     return None
 

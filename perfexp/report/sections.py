@@ -19,7 +19,7 @@ from perfexp.plan.override_keys import key_of, line_to_type
 from perfexp.records import profile_summary, quantities, seeds, sweep_summary, units, wording
 from perfexp.records.analysis import Analysis, SweepAnalysis
 from perfexp.records.grid import Commands, Grid, Section
-from perfexp.records.record import Record, is_layers
+from perfexp.records.record import Record, Status, is_layers
 from perfexp.records.remarks import failures, raised_diagnostics, scaling_lines
 from perfexp.records.rows import Row
 from perfexp.records.subject import label, one_line, varying
@@ -79,6 +79,8 @@ def _without_empty(parts: Iterable[Section]) -> list[Section]:
 
 def _figures(row: Row, percentiles: Iterable[float]) -> list[str]:
     """Return one measurement's figures as lines with aligned titles: times, throughput, energy."""
+    if row.status is not Status.OK:  # the reason follows
+        return []
     parts = {name: [wording.interval_or_about(time.median)] for name, time in row.times.items()}
     parts.pop("throughput", None)
     for number in percentiles:
@@ -91,7 +93,7 @@ def _figures(row: Row, percentiles: Iterable[float]) -> list[str]:
         parts["throughput"] = [f"{value} samples/s{sign}{half_width}"]
     if text := wording.figure_text(row, quantities.TOKENS_RATE):
         parts.setdefault("throughput", []).append(text)
-    if parts and (text := wording.figure_text(row, quantities.PEAK_MEMORY)):
+    if text := wording.figure_text(row, quantities.PEAK_MEMORY):
         parts.setdefault("throughput", []).append(f"memory {text}")
     if text := wording.figure_text(row, quantities.ENERGY):
         parts["energy"] = [f"{text} per call"]

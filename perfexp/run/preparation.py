@@ -279,7 +279,8 @@ class OtherCode(UserError):
 def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
     """Compare a folder's plan with this plan, as data: nothing in either plan is built.
 
-    `main` calls it before anything is built, and `prepare` before anything is written.
+    The user's own code may differ if every point failed. `main` calls it before anything is built,
+    and `prepare` before anything is written.
 
     Raises:
         UserError: the folder has another plan, or a plan in another format.
@@ -287,15 +288,28 @@ def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
     if not paths.plan.exists():
         return
     before, now = plan_file.read_to_resume(paths.plan), _with_fewer_processes(paths, plain)
-    if why := plan_file.refusal_of_sources(before, now):
-        if any(point.status in _FINAL for point in read_points(paths.points)):
+    changed = plan_file.differences(before, now)
+    if changed and (why := plan_file.refusal_of_sources(before, now)):
+        if before["sources"].keys() - now["sources"].keys() or not _all_failed(paths):
             raise OtherCode(
                 f"{paths.root} has results of other code: {why} --overwrite replaces the results."
             )
-        before = {**before, "sources": now["sources"]}  # all failed: the code may have been fixed
-    if changed := plan_file.differences(before, now):
+        changed = plan_file.differences({**before, "sources": now["sources"]}, now)
+    if changed:
         listed = "\n  ".join(changed[:20])
         raise UserError(
             f"{paths.root} holds the run of another plan. It differs in\n  {listed}\nChoose "
             "another output_dir, add --overwrite, or repeat the original command to continue it."
         )
+
+
+def _all_failed(paths: RunPaths) -> bool:
+    """Return whether a folder has results, none of which would stay if its command is repeated.
+
+    Layers and profiles of failed points do not count.
+    """
+    points = read_points(paths.points)
+    if paths.record.exists():
+        points += Record.load(paths.record).points
+    final = {point.key for point in points if point.status in _FINAL}
+    return bool(points) and not any(timed_key(profiled_key(key)) in final for key in final)

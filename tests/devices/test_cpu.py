@@ -18,5 +18,8 @@ def test_allocations_beyond_the_free_memory_fail_in_a_search():
         np.empty(free_bytes // 2, np.uint8)  # untouched, so nothing is used
         with pytest.raises(MemoryError):
             np.empty(free_bytes + 2**30, np.uint8)
+        assert resource.getrlimit(resource.RLIMIT_AS) != before
     assert resource.getrlimit(resource.RLIMIT_AS) == before
-    np.empty(free_bytes // 2, np.uint8)
+    with pytest.raises(ValueError, match="its own"), CpuDevice().memory_limited():
+        raise ValueError("its own")
+    assert resource.getrlimit(resource.RLIMIT_AS) == before

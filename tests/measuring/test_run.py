@@ -760,3 +760,23 @@ def test_a_loader_that_takes_cores_from_the_model_is_a_doubt(
     monkeypatch.setattr(measuring.session, "facts", lambda: {**facts(), "threads": threads})
     point = measuring.measure(KEY)
     assert ("loader_competes" in codes(point)) is doubted
+
+
+def test_a_smaller_batch_is_searched_for_within_the_free_memory(monkeypatch):
+    """A batch that fails otherwise does not end the search."""
+    limits = []
+
+    @contextmanager
+    def limited(device):
+        limits.append("begun")
+        try:
+            yield
+        finally:
+            limits.append("ended")
+
+    monkeypatch.setattr(FakeDevice, "memory_limited", limited)
+    key = msgspec.structs.replace(KEY, batch_size=8)
+    point = measure(key=key, model={"faults": {"oom": 30_000, "fail": 15_000}})
+    assert point.metric("batch_that_fits").value == 1
+    assert point.error.endswith(". A batch of 1 fits.")
+    assert limits == ["begun", "ended"] * 3

@@ -124,7 +124,7 @@ def test_sweep_of_changed_code_has_no_table_and_names_the_file(here, capsys, mon
 def test_a_run_that_failed_continues_with_fixed_code(here, monkeypatch, capsys, further):
     monkeypatch.setenv("PYTHONPATH", str(here))
     command = ["--config-dir=conf", "model=net", "input_size=8", "gpu=cpu", "stopping=fixed"]
-    command += ["stopping.measure=3", "tracking=none", "output_dir=a"]
+    command += ["stopping.measure=3", "tracking=none", "output_dir=a", "probes.layers=true"]
     heads = here / "pieces" / "heads.py"
     heads.write_text(
         f"{HEAD.format(outputs=3)}\n    def forward(self, x):\n        return unknown\n"
@@ -132,6 +132,10 @@ def test_a_run_that_failed_continues_with_fixed_code(here, monkeypatch, capsys, 
     assert main(command) == 1
     heads.write_text(HEAD.format(outputs=3))
     assert main([*further, "--config-dir=conf"] if further else command) == 0
+    record = (here / "a" / "record.json").read_bytes()
+    assert b'"failed"' not in record
     heads.write_text(HEAD.format(outputs=4))
+    (here / "a" / "details" / "points.jsonl").unlink()  # the record has the results
     assert main(command) == 2
     assert "has results of other code: pieces/heads.py changed" in capsys.readouterr().err
+    assert (here / "a" / "record.json").read_bytes() == record
