@@ -5,6 +5,7 @@ import doctest
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -183,6 +184,14 @@ def failing_in(call_number, error):
         return x
 
     return function
+
+
+def test_an_error_in_the_first_call_has_its_line():
+    def refuses(x):
+        raise ValueError("no images")
+
+    [point] = perfexp.measure(refuses, **{**FAKE, "gpu": "cpu"}).points
+    assert re.search(r"no images \(test_api.py:\d+\)\.", point.error)
 
 
 @pytest.mark.parametrize("call_number", [2, 8, 25])

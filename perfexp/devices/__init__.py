@@ -150,7 +150,7 @@ class Device(Protocol):
         return
 
     def memory_limited(self) -> AbstractContextManager[None]:
-        """Return a context in which a search for the largest batch may exhaust the memory."""
+        """Return a context in which calls that exhaust the memory raise an error."""
         return nullcontext()
 
     def memory(self) -> list[Metric]:

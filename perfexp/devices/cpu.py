@@ -84,10 +84,9 @@ class CpuDevice(Device):
 
     @contextmanager
     def memory_limited(self) -> Iterator[None]:
-        """Make allocations in this process fail where the host has no memory for them.
+        """Limit this process to the host's free memory, so that larger allocations raise an error.
 
-        Linux would end a process instead, maybe another one. Limits of control groups are not known
-        here.
+        Otherwise Linux kills a process, perhaps another one. Limits of control groups are ignored.
         """
         soft, hard = resource.getrlimit(resource.RLIMIT_AS)
         limit = psutil.Process().memory_info().vms + psutil.virtual_memory().available

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,11 +31,6 @@ class MpsDevice(CpuDevice):
     def __init__(self) -> None:
         super().__init__(name=f"{processor_name()} GPU")
         self._evicting: torch.Tensor | None = None
-
-    @contextmanager
-    def memory_limited(self) -> Iterator[None]:
-        """Limit nothing: torch limits the GPU's memory."""
-        yield
 
     def synchronize(self) -> None:
         """Wait until the queue is empty."""

@@ -1,6 +1,6 @@
 """Hash the user's own code that a plan uses, without importing it.
 
-The hashes are part of the plan, so that a run is not continued with changed code.
+The hashes are part of the plan, so that no run mixes results of different code.
 """
 
 from __future__ import annotations

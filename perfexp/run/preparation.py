@@ -290,7 +290,8 @@ def refuse_other_plan(paths: RunPaths, plain: Mapping[str, Any]) -> None:
     before, now = plan_file.read_to_resume(paths.plan), _with_fewer_processes(paths, plain)
     changed = plan_file.differences(before, now)
     if changed and (why := plan_file.refusal_of_sources(before, now)):
-        if before["sources"].keys() - now["sources"].keys() or not _all_failed(paths):
+        is_lost = before["sources"].keys() - now["sources"].keys()  # it could not be imported
+        if is_lost or not _all_failed(paths):
             raise OtherCode(
                 f"{paths.root} has results of other code: {why} --overwrite replaces the results."
             )

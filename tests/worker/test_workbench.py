@@ -130,9 +130,9 @@ def test_an_error_of_the_model_says_that_it_was_being_built(monkeypatch, device,
     ):
         pass
     assert workbench.report_failure(raised.value, lambda *event, **facts: told.append(facts)) == 1
-    [message] = (event["message"] for event in told)
     assert re.fullmatch(
-        r"ValueError: width -3 \(test_workbench.py:\d+\) \(while the model was built\)", message
+        r"ValueError: width -3 \(test_workbench.py:\d+\) \(while the model was built\)",
+        told[0]["message"],
     )
 
 
